@@ -8,6 +8,7 @@ from .client import Client, connect
 from .coordination import Barrier, HeldLock, LeaderElection, Membership
 from .groups import ReaderGroup, ReaderGroupManager
 from .notifiers import Notifier
+from .pool import ReaderPool
 from .queues import EventProcessor, EventQueue
 from .reader import Reader
 from .state import SharedConfig, SharedCounter, SharedMap, SharedSet, StateSynchronizer
@@ -28,6 +29,7 @@ __all__ = [
     "Reader",
     "ReaderGroup",
     "ReaderGroupManager",
+    "ReaderPool",
     "SharedConfig",
     "SharedCounter",
     "SharedMap",

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from synchronizer import ClosedError
@@ -197,6 +197,10 @@ class Threads:
         return len(self._threads)
 
 
+class ClosedFirst(Protocol):
+    async def close(self) -> None: ...
+
+
 class Calls:
     """The threads of one client: pools for its calls, and single threads for its readers and transactions."""
 
@@ -205,6 +209,8 @@ class Calls:
         self._waits = Threads("readergroup.aio wait", WAIT_THREADS)
         self._single: WeakSet[Threads] = WeakSet()
         self._news: WeakSet[News] = WeakSet()
+        #: What is closed while all else of the client still works.
+        self.closed_first: WeakSet[ClosedFirst] = WeakSet()
         #: Whether the client is closed, so that tasks that wait for news end.
         self.closed = False
 

@@ -306,6 +306,12 @@ class Client:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        try:
+            await asyncio.gather(*(each.close() for each in self._calls.closed_first))
+        finally:
+            await self._close_rest()
+
+    async def _close_rest(self) -> None:
         self._calls.end_waits()
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[None] = loop.create_future()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ..group.manager import ReaderGroupManager as SyncReaderGroupManager
 from ..group.model.checkpoint import Checkpoint
@@ -17,15 +17,19 @@ from ..group.notifiers import (
     SegmentNotification,
 )
 from ..group.reader_group import ReaderGroup as SyncReaderGroup
+from ..scaling.handlers import HandleArrow, HandleBatch, HandleEvent, Order
 from ..streams.config import SegmentId
 from ..streams.serializers import Serializer
 from .calls import Calls
 from .facade import AwaitedProperty, Facade, Opening, Plain, awaited, iterated
 from .notifiers import Notifier
+from .pool import ReaderPool, open_pool
 from .reader import Reader, open_reader
 from .state import StateSynchronizer
 
 if TYPE_CHECKING:
+    from ..scaling.policy import ReaderScalingPolicy
+    from ..scaling.retry import RetryPolicy
     from ..sinks.sql_sink import SqlSink
 
 T = TypeVar("T")
@@ -138,6 +142,84 @@ class ReaderGroup(Facade[SyncReaderGroup]):
                 on_release=on_release,
                 on_checkpoint=on_checkpoint,
                 sink=sink,
+            )
+        )
+
+    @overload
+    def pool(
+        self,
+        handle: HandleEvent[bytes] | None = None,
+        *,
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatch[bytes] | None = None,
+        handle_arrow: HandleArrow | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
+    ) -> Opening[ReaderPool[bytes]]: ...
+    @overload
+    def pool(
+        self,
+        handle: HandleEvent[T] | None = None,
+        *,
+        serializer: Serializer[T],
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatch[T] | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
+    ) -> Opening[ReaderPool[T]]: ...
+    def pool(
+        self,
+        handle: HandleEvent[Any] | None = None,
+        *,
+        serializer: Serializer[Any] | None = None,
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatch[Any] | None = None,
+        handle_arrow: HandleArrow | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
+    ) -> Opening[ReaderPool[Any]]:
+        """Open a pool, which works during its ``async with`` block. Awaited without a block, it works in its `run`.
+
+        Args:
+            handle: An ``async def`` runs on this event loop, so it can use this client. A plain function runs in
+                threads. With worker processes, each process runs it, an ``async def`` on a loop of the process.
+            serializer: Decodes the events. Default: bytes.
+            readers: The number of workers, or a policy that sets it.
+            workers: "thread" or "process".
+            retry: Default: one attempt; a failure ends the pool.
+            handle_batch: Like ``handle``, for batches of up to 1,000 events; give one handler.
+            handle_arrow: Like ``handle``, for Arrow record batches. Takes no ``serializer``.
+            concurrency: How many events, or batches, each worker handles at once, from 1 to 10,000.
+            order: "key", "segment" or "none", as of `ReaderGroup.pool`.
+            handler_timeout_seconds: Cancel an ``async def`` after this time, which counts as a failed attempt.
+
+        Raises:
+            ReaderGroupError: As `ReaderGroup.pool`.
+        """
+        return Opening(
+            partial(
+                open_pool,
+                self._wrapped,
+                self._calls,
+                handle=handle,
+                serializer=serializer,
+                readers=readers,
+                workers=workers,
+                retry=retry,
+                handle_batch=handle_batch,
+                handle_arrow=handle_arrow,
+                concurrency=concurrency,
+                order=order,
+                handler_timeout_seconds=handler_timeout_seconds,
             )
         )
 

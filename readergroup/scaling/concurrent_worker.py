@@ -22,7 +22,7 @@ from ..sinks.place import Place
 from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch
 from .executors import Executor, FailedAloneError, LoopExecutor, ThreadExecutor
-from .handlers import NotHandledError
+from .handlers import NotHandledError, loop_of
 from .in_flight import InFlight, Item
 from .in_hand import Hand
 from .worker import Task, Worker, check_handled
@@ -125,7 +125,8 @@ class ConcurrentWorker(Worker[T]):
         task, name = self._task, f"worker {self.reader_id}"
         handle: Callable[[Any], Any] = self._handle_what
         if is_async(handle):
-            return LoopExecutor(self, handle, task.concurrency, task.handler_timeout_seconds, name)
+            loop = loop_of(task.handler)
+            return LoopExecutor(self, handle, task.concurrency, task.handler_timeout_seconds, name, loop)
         return ThreadExecutor(self, handle, task.concurrency, name)
 
     def _run_on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from synchronizer import ClosedError, StoreUnavailableError
 from synchronizer.threads.background import BackgroundThread
@@ -62,7 +62,7 @@ class Executor(Protocol):
     """Runs items until it is closed. The lock is not held during a call."""
 
     def wake(self, ready: int) -> None:
-        """Look for items: about so many are ready."""
+        """Look for items: about so many are ready. Raise `ClosedError` if nothing can run them any more."""
         ...
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class ThreadExecutor:
 
 
 class LoopExecutor:
-    """One thread with an event loop, which runs up to ``concurrency`` items as tasks."""
+    """An event loop that runs up to ``concurrency`` items as tasks: one of the application, or its own in a thread."""
 
     def __init__(
         self,
@@ -159,6 +159,7 @@ class LoopExecutor:
         concurrency: int,
         timeout_seconds: float | None,
         name: str,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._source = source
         self._handle = handle
@@ -169,6 +170,10 @@ class LoopExecutor:
         self._ended: list[tuple[Item[Any], BaseException | None]] = []
         self._is_pump_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._is_own = loop is None
+        if loop is not None:
+            self._loop = loop
+            return
         try:
             self._loop = asyncio.new_event_loop()
         except OSError as error:
@@ -183,7 +188,8 @@ class LoopExecutor:
             raise
 
     def wake(self, ready: int) -> None:
-        self._call_in_loop(self._pump_soon)
+        if not self._call_in_loop(self._pump_soon) and not self._is_own:
+            raise _loop_ended()
 
     def close(self) -> None:
         self._closed = True
@@ -191,25 +197,32 @@ class LoopExecutor:
 
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Return what the coroutine returns. Raise `ClosedError` if the loop ends first."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise _loop_ended() from None
         while True:
             try:
                 return future.result(_LOOK_SECONDS)
             except TimeoutError:
                 if future.done():
                     raise
-                if self._closed:
+                if self._closed or self._loop.is_closed():
                     future.cancel()
                     raise ClosedError("the worker has ended") from None
 
-    def _call_in_loop(self, call: Callable[[], object]) -> None:
+    def _call_in_loop(self, call: Callable[[], object]) -> bool:
+        """Return False if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
+            return False
+        return True
 
-    # ------------------------------------------------------------------ in the loop's thread
+    # ------------------------------------------------------------------ in the thread of the loop
 
     def _run(self) -> None:
         loop = self._loop
@@ -224,7 +237,10 @@ class LoopExecutor:
     def _cancel(self) -> None:
         for task in self._tasks.values():
             task.cancel()
-        if not self._tasks:
+        self._stop_if_done()
+
+    def _stop_if_done(self) -> None:
+        if self._is_own and not self._tasks:
             self._loop.stop()
 
     def _pump_soon(self) -> None:
@@ -246,8 +262,7 @@ class LoopExecutor:
         for item in taken:
             self._tasks[item] = self._loop.create_task(self._handle_item(item))
         if self._closed:
-            if not self._tasks:
-                self._loop.stop()
+            self._stop_if_done()
         elif taken and len(self._tasks) < self._concurrency:
             self._pump_soon()
         elif due is not None:
@@ -267,6 +282,8 @@ class LoopExecutor:
         self._ended.append((item, error))
         del self._tasks[item]
         self._pump_soon()
+        if not self._is_own and isinstance(error, KeyboardInterrupt | SystemExit):
+            self._loop.call_soon(_raise, error)  # ends the loop of the application
 
     async def _handle_singly(self, batch: EventBatch[Any]) -> None:
         failures = []
@@ -282,3 +299,11 @@ class LoopExecutor:
         returned = await attempt(self._handle, what, self._timeout_seconds)
         if returned is not None:
             self._source.check(returned, what)
+
+
+def _loop_ended() -> ClosedError:
+    return ClosedError("the event loop that runs the handlers has ended; close the pool before")
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error

@@ -11,6 +11,8 @@ from synchronizer.callables import is_async
 from ..streams.event import Event, EventBatch
 
 if TYPE_CHECKING:
+    import asyncio
+
     import pyarrow
 
 T = TypeVar("T")
@@ -27,6 +29,24 @@ HandleArrowWith = Callable[["pyarrow.RecordBatch", Any], object]
 
 #: Which events a worker handles one after the other: those of a routing key, those of a segment, or none.
 Order = Literal["key", "segment", "none"]
+
+
+@dataclass(frozen=True)
+class OnLoop:
+    """Handles by an ``async def`` that runs on a loop of the application."""
+
+    handle: Callable[[Any], Any]
+    loop: asyncio.AbstractEventLoop
+
+    async def __call__(self, *what: Any) -> object:
+        return await self.handle(*what)
+
+
+def loop_of(handler: object) -> asyncio.AbstractEventLoop | None:
+    """Return the loop of the application that the handler runs on; None if its worker runs it."""
+    if isinstance(handler, ArrowHandler):
+        handler = handler.handle_arrow
+    return handler.loop if isinstance(handler, OnLoop) else None
 
 
 @dataclass(frozen=True)

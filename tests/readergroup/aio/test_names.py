@@ -24,6 +24,7 @@ PAIRS: Final[Mapping[type, type]] = {
     rg.BatchClient: aio.BatchClient,
     rg.ReaderGroup: aio.ReaderGroup,
     rg.Reader: aio.Reader,
+    rg.ReaderPool: aio.ReaderPool,
     rg.EventWriter: aio.EventWriter,
     rg.Transaction: aio.Transaction,
     notifications.PollingNotifier: aio.Notifier,
@@ -52,7 +53,7 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
         "Barrier.arrival", "Barrier.check_open", "Barrier.closed", "BatchClient.ranges_between",
         "EventWriter.has_room", "EventWriter.wait_for_room", "LeaderElection.check_open",
         "LeaderElection.on_news", "ReaderGroup.claiming_reader", "ReaderGroup.concurrent_reader",
-        "ReaderGroup.open_reader",
+        "ReaderGroup.open_reader", "ReaderPool.task",
         "StateSynchronizer.wait_for_growth",
         "StateSynchronizer.transitions", "StateSynchronizer.update_state_with_attributes",
         "StreamManager.delete_staged", "StreamManager.fetch_state", "StreamManager.finish_pending",
@@ -78,9 +79,7 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
         "PollingNotifier.close", "ReaderGroup.close", "ReaderGroupManager.close", "StreamManager.close",
     }),
     "a decorator cannot be awaited: use register_listener": frozenset({"PollingNotifier.listen"}),
-    "it runs handlers or callbacks in threads or processes of its own: use the synchronous client": frozenset({
-        "ReaderGroup.autoscale", "ReaderGroup.pool",
-    }),
+    "it runs callbacks in threads of its own: use the synchronous client": frozenset({"ReaderGroup.autoscale"}),
     "read_batch, and EventBatch.to_arrow of what it returns": frozenset({"Reader.read_arrow"}),
     "a process records without its loop: use the synchronous client": frozenset({
         "ReaderGroup.notification_record", "ReaderGroup.record_notifications",
@@ -119,4 +118,5 @@ def test_the_methods_keep_the_docstrings_and_signatures() -> None:
     assert aio.StreamManager.create.__doc__ == StreamManager.create.__doc__
     assert inspect.signature(aio.StreamManager.create) == inspect.signature(StreamManager.create)
     assert inspect.iscoroutinefunction(aio.StreamManager.create)
+    assert inspect.signature(aio.ReaderPool.run) == inspect.signature(rg.ReaderPool.run)
     assert synchronizer.SharedMap.remove.__doc__ == aio.SharedMap.remove.__doc__

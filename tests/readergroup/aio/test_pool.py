@@ -1,0 +1,431 @@
+"""Pools on the event loop: handlers run on the loop of the application, and stops, drains and errors are awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import readergroup as rg
+from readergroup import aio
+from readergroup.scaling import worker_process
+from tests.clean_processes import CLEAN
+from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
+from tests.readergroup.scaling.handlers import Fault
+from tests.waiting import until as wait_until
+
+DONE = "shop/done"
+
+
+async def billing(client: aio.Client, count: int, *, segments: int = 2, seal: bool = True) -> aio.ReaderGroup:
+    """A group with so many events to read."""
+    await fill(client, count, segments=segments)
+    if seal:
+        await client.streams.seal(STREAM)
+    return await client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=2.0)
+
+
+async def in_group(group: aio.ReaderGroup) -> int:
+    return len((await group.distribution()).readers)
+
+
+@pytest.mark.stores
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_handlers_run_on_the_loop_of_the_application_and_use_its_client(store_url: str, concurrency: int) -> None:
+    async def test() -> None:
+        here, running, most = threading.current_thread(), Counter[str | None](), 0
+        seen: defaultdict[str | None, list[int]] = defaultdict(list)
+
+        async with aio.connect(store_url) as client:
+            await client.streams.create(DONE)
+            group = await billing(client, 300, segments=4)
+            async with client.writer(DONE) as done:
+
+                async def handle(event: rg.Event[bytes]) -> None:
+                    nonlocal most
+                    running[event.routing_key] += 1
+                    most = max(most, running.total())
+                    assert running[event.routing_key] == 1
+                    assert threading.current_thread() is here
+                    await done.write(event.raw, wait=concurrency > 1)
+                    seen[event.routing_key].append(int(event.raw))
+                    running[event.routing_key] -= 1
+
+                async with group.pool(handle, concurrency=concurrency) as pool:
+                    await pool.join()
+            assert sorted(sum(seen.values(), [])) == list(range(300))
+            assert all(each == sorted(each) for each in seen.values())
+            assert (most > 1) is (concurrency > 1)
+            await client.streams.seal(DONE)
+            copied = await client.groups.create("copied", streams=[DONE])
+            async with copied.reader() as reader:
+                assert sorted([int(event.raw) async for event in reader]) == list(range(300))
+
+    run(test())
+
+
+def test_plain_functions_run_in_threads() -> None:
+    async def test() -> None:
+        threads: set[threading.Thread] = set()
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 50)
+            await (await group.pool(lambda event: threads.add(threading.current_thread()), concurrency=4)).run()
+        assert threads and threading.current_thread() not in threads
+
+    run(test())
+
+
+def test_batches_and_arrow_run_on_the_loop() -> None:
+    async def test() -> None:
+        here, seen = threading.current_thread(), [0, 0]
+
+        async def batch(what: Any) -> None:
+            assert threading.current_thread() is here
+            seen[0] += len(what.raw)
+
+        async def arrow(what: Any) -> None:
+            assert threading.current_thread() is here
+            seen[1] += what.num_rows
+
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 500)
+            await (await group.pool(handle_batch=batch)).run()
+            again = await client.groups.create("again", streams=[STREAM])
+            await (await again.pool(handle_arrow=arrow, concurrency=2)).run()
+        assert seen == [500, 500]
+
+    run(test())
+
+
+async def note(event: rg.Event[bytes]) -> None:
+    await asyncio.sleep(0)
+    with open(event.headers["file"].decode(), "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def test_worker_processes_run_an_async_def_on_loops_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "_spawn", CLEAN)
+
+    async def test() -> None:
+        async with aio.connect(f"sqlite:///{tmp_path}/shop.db") as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM) as writer:
+                for _ in range(20):
+                    await writer.write(b"", headers={"file": str(tmp_path / "pids").encode()})
+            await client.streams.seal(STREAM)
+            group = await client.groups.create("billing", streams=[STREAM])
+            async with group.pool(note, workers="process", concurrency=4) as pool:
+                await pool.join()
+        pids = (tmp_path / "pids").read_text().split()
+        assert len(pids) == 20 and str(os.getpid()) not in pids
+
+    run(test())
+
+
+# ---------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_leaving_the_block_finishes_what_runs_and_repeats_nothing(concurrency: int) -> None:
+    async def test() -> None:
+        begun, ended = Counter[bytes](), Counter[bytes]()
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            begun[event.raw] += 1
+            await asyncio.sleep(0.01)
+            ended[event.raw] += 1
+
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 100)
+            async with group.pool(handle, concurrency=concurrency) as pool:
+                await until(lambda: len(ended) >= 5)
+            assert begun == ended and ended.total() < 100
+            assert pool.error is None and pool.workers == ()
+            assert await in_group(group) == 0
+            async with group.pool(handle, concurrency=16) as pool:
+                await pool.join()
+        assert set(ended.values()) == {1} and len(ended) == 100
+
+    run(test())
+
+
+def test_a_cancelled_run_drains(store_url: str) -> None:
+    async def test() -> None:
+        begun, ended = Counter[bytes](), Counter[bytes]()
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            begun[event.raw] += 1
+            await asyncio.sleep(0.01)
+            ended[event.raw] += 1
+
+        async with aio.connect(store_url) as client:
+            group = await billing(client, 100)
+            with pytest.raises(ExceptionGroup) as raised:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task((await group.pool(handle, concurrency=8)).run())
+                    await until(lambda: len(ended) >= 5)
+                    raise Fault
+            assert raised.group_contains(Fault)
+            assert begun == ended and ended.total() < 100
+            assert await in_group(group) == 0
+
+    run(test())
+
+
+def test_a_second_cancellation_does_not_wait_for_the_drain() -> None:
+    async def test() -> None:
+        goes_on = asyncio.Event()
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            begun.set()
+            await goes_on.wait()
+
+        begun = asyncio.Event()
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 1)
+            pool = await group.pool(handle)
+            running = asyncio.create_task(pool.run())
+            await begun.wait()
+            running.cancel()
+            await asyncio.wait([running], timeout=0.05)
+            assert not running.done()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert pool.workers
+            goes_on.set()
+            await pool.join()
+
+    run(test())
+
+
+def test_handlers_that_outlast_the_drain_are_cancelled() -> None:
+    async def test() -> None:
+        cancelled = 0
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            nonlocal cancelled
+            begun.set()
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                cancelled += 1
+                raise
+
+        begun = asyncio.Event()
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 10)
+            pool = await group.pool(handle, concurrency=4)
+            running = asyncio.create_task(pool.run(drain_timeout=0.05))
+            await begun.wait()
+            pool.stop()
+            await running
+            assert await in_group(group) == 0
+            await until(lambda: cancelled)
+
+    run(test())
+
+
+def test_what_ends_the_pool_is_raised_by_the_block_by_join_and_by_run() -> None:
+    async def handle(event: rg.Event[bytes]) -> None:
+        await asyncio.sleep(0)
+        raise Fault("no such article")
+
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 1)
+            with pytest.raises(rg.HandlerError, match="no such article"):
+                async with group.pool(handle) as pool:
+                    await until(lambda: pool.error)
+                    await asyncio.sleep(0)  # the block goes on
+            with pytest.raises(rg.HandlerError) as raised:
+                async with group.pool(handle, concurrency=4) as pool:
+                    await pool.join()
+            assert raised.value is pool.error and not hasattr(raised.value, "__notes__")
+            with pytest.raises(Fault) as broken:
+                async with group.pool(handle) as pool:
+                    await until(lambda: pool.error)
+                    raise Fault("of the block")
+            assert "no such article" in broken.value.__notes__[0]
+            with pytest.raises(ExceptionGroup) as cancelled:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task((await group.pool(handle)).run())
+                    await asyncio.sleep(1000)
+            assert cancelled.group_contains(rg.HandlerError)
+
+    run(test())
+
+
+def test_failed_events_are_retried_and_set_aside() -> None:
+    async def test() -> None:
+        attempts = Counter[bytes]()
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            attempts[event.raw] += 1
+            if event.raw == b"3":
+                await asyncio.sleep(1000)
+            if event.raw == b"4" and attempts[b"4"] == 1:
+                raise Fault
+
+        async with aio.connect("memory://") as client:
+            await client.streams.create(DONE)
+            group = await billing(client, 10)
+            retry = rg.RetryPolicy(attempts=2, first_delay_seconds=0.001, dead_letters=DONE)
+            await (await group.pool(handle, concurrency=4, retry=retry, handler_timeout_seconds=0.05)).run()
+            assert attempts == {b"%d" % number: 2 if number in (3, 4) else 1 for number in range(10)}
+            dead = await client.groups.create("dead", streams=[DONE])
+            async with dead.reader() as reader:
+                letter = await reader.read()
+                assert letter is not None and b"handler_timeout_seconds" in letter.raw
+
+    run(test())
+
+
+def test_closing_the_client_drains_while_handlers_still_use_it() -> None:
+    async def test() -> None:
+        begun, ended = Counter[bytes](), Counter[bytes]()
+        client = await aio.connect("memory://")
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            begun[event.raw] += 1
+            async with client.lock("till"):
+                await asyncio.sleep(0.002)
+            ended[event.raw] += 1
+
+        group = await billing(client, 100)
+        pool = await group.pool(handle, concurrency=8)
+        running = asyncio.create_task(pool.run())
+        await until(lambda: len(ended) >= 5)
+        await client.close()
+        assert begun == ended and ended.total() < 100
+        await running
+
+    run(test())
+    wait_until(lambda: not [each for each in threading.enumerate() if "worker" in each.name or "pool" in each.name])
+
+
+def test_a_pool_whose_loop_has_ended_leaves_its_group() -> None:
+    store = rg.connect("memory://").store
+    seen: list[bytes] = []
+
+    async def leave_it_open() -> None:
+        client = aio.Client(store)
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            seen.append(event.raw)
+            await asyncio.sleep(1000)
+
+        group = await billing(client, 10, seal=False)
+        await (await group.pool(handle, concurrency=2)).__aenter__()
+        await until(lambda: seen)
+
+    run(leave_it_open())
+    with rg.Client(store) as client:
+        group = client.groups.get("billing")
+        with client.writer(STREAM) as writer:
+            writer.write(b"late")
+        wait_until(lambda: not group.distribution().readers)
+        with group.reader() as reader:
+            assert sorted(event.raw for event in (reader.read() for _ in range(11)) if event) == sorted(
+                [*(b"%d" % number for number in range(10)), b"late"]
+            )
+
+
+def test_an_interrupt_in_a_handler_ends_the_loop() -> None:
+    async def handle(event: rg.Event[bytes]) -> None:
+        raise KeyboardInterrupt
+
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 1)
+            async with group.pool(handle, concurrency=2) as pool:
+                await pool.join()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(test())
+
+
+# ---------------------------------------------------------------------- scale, and what is refused
+
+
+def test_a_policy_sets_the_number_of_workers() -> None:
+    async def test() -> None:
+        goes_on = asyncio.Event()
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            await goes_on.wait()
+
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 100, segments=3)
+            policy = rg.ReaderScalingPolicy(min_readers=1, max_readers=3, target_lag_seconds=0.01)
+            async with group.pool(handle, readers=policy) as pool:
+                await until(lambda: len(pool.workers) == 3)
+                assert pool.desired_readers == 3
+                goes_on.set()
+                await pool.join()
+            assert pool.workers == ()
+
+    run(test())
+
+
+def test_the_loop_turns_while_the_store_hangs() -> None:
+    async def test() -> None:
+        store, seen = HangingStore(), list[bytes]()
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            seen.append(event.raw)
+            await asyncio.sleep(0)
+
+        async with aio.Client(store, timeout=1000) as client:
+            group = await billing(client, 100, seal=False)
+            async with group.pool(handle, concurrency=8):
+                await until(lambda: seen)
+                with store.hangs():
+                    await until(lambda: store.hanging)
+                    for _ in range(100):  # the loop would not get here
+                        await asyncio.sleep(0.001)
+                await until(lambda: len(seen) == 100)
+
+    run(test())
+
+
+def test_a_pool_works_once_and_says_what_is_wrong() -> None:
+    async def handle(event: rg.Event[bytes]) -> None: ...
+
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 1)
+            pool = await group.pool(handle)
+            with pytest.raises(rg.InvalidArgumentError, match="does not run"):
+                await pool.join()
+            for timeout in (-1, float("nan"), "5", True, None):
+                with pytest.raises(rg.InvalidArgumentError):
+                    await pool.run(timeout)  # type: ignore[arg-type]
+            await pool.run()
+            with pytest.raises(rg.InvalidArgumentError, match="only once"):
+                await pool.run()
+            with pytest.raises(rg.InvalidArgumentError, match="only once"):
+                async with pool:
+                    pass
+            for options in (
+                {}, {"handle": handle, "handle_batch": handle}, {"handle": 5}, {"handle": handle, "workers": "tasks"},
+                {"handle": handle, "concurrency": 0}, {"handle": handle, "order": "nonsense"},
+                {"handle": print, "handler_timeout_seconds": 1}, {"handle": handle, "retry": "often"},
+            ):  # fmt: skip
+                with pytest.raises(rg.InvalidArgumentError):
+                    await group.pool(**options)  # type: ignore[call-overload]
+            left = await group.pool(handle)
+            await left.close()  # it never worked
+        with pytest.raises(rg.ClosedError):
+            await group.pool(handle)
+        with pytest.raises(rg.ClosedError):
+            await left.run()
+
+    run(test())
