@@ -26,6 +26,7 @@ PROMISES = {
     "end_of_data": "500 events",
     "metrics_for_keda": "KEDA would start 4 readers",
     "pool": "1 order set aside",
+    "asyncio_worker": "200 mails, each once: True",
     "shared_state": "100 pears sold, 0 left",
     "shared_config": "2 -> 4 workers",
     "membership": "reckless is dead",
