@@ -2,11 +2,11 @@
 
 ``python -m tests.chaos.soak --minutes 30 --store nats`` runs processes on one store: a writer at a fixed rate beside
 writers that open and close; a reader that stays, readers that come and go, and one that is killed with its writer every
-minute; a stream that is split and merged and truncated behind the group; listeners that register and unregister;
-autoscaling; a shared state that three processes update. Memory, open files, threads, logs, segments and the size of the
-store are sampled meanwhile. It ends with a table, and with status 1 if something grew, or an event was lost or out of
-order. A store on servers has one of its faults every twenty seconds: servers are killed, stopped and restarted, and the
-network of the readers fails.
+minute; an asyncio process with a concurrent pool, readers, writers, locks and notifiers; a stream that is split and
+merged and truncated behind the group; listeners that register and unregister; autoscaling; a shared state that three
+processes update. Memory, open files, threads, tasks, logs, segments and the size of the store are sampled meanwhile. It
+ends with a table, and with status 1 if something grew, or an event was lost or out of order. A store on servers has one
+of its faults every twenty seconds: servers are killed, stopped and restarted, and the network of the readers fails.
 
 Two things are hastened, so that what takes a day happens within minutes: the clocks' time of day runs so fast that a
 retired segment is kept for two minutes and not for 24 hours, and logs are compacted after 8 KiB and not after 512.
@@ -41,8 +41,10 @@ from .hosts import KINDS, FileHost, Host
 from .hosts import host as host_of
 from .mishaps import Mishaps
 from .plan import MISHAPS, Mishap
+from .soak_asyncio import work_on_a_loop
 from .soak_growth import Allowance, Series, Verdict, table
 from .soak_processes import (
+    BLOCKS,
     GROUP,
     STREAM,
     Counting,
@@ -69,10 +71,11 @@ MIB: Final = 1024 * 1024
 #: By how much each measure may grow from the second quarter to the last, by how its name ends.
 ALLOWANCES: Final[Mapping[str, Allowance | None]] = {
     "memory, MiB": Allowance(2.0, 0.02),
-    "memory blocks of Python": Allowance(2000, 0.01),
+    BLOCKS: Allowance(2000, 0.01),
     # A store keeps up to eight idle connections, of two files each, and opens another when more threads read at once.
     "open files": Allowance(6),
     "threads": Allowance(2),
+    "tasks": Allowance(2),
     "log of the group, bytes": Allowance(4096, 0.25),
     "log of the stream, bytes": Allowance(4096, 0.25),
     "log of the shared state, bytes": Allowance(4096, 0.25),
@@ -125,8 +128,8 @@ def soak(
     setting = Setting(folder, pace, time.time(), host.url, host.through_proxy(host.url))
     began = time.monotonic()
     mishaps = Mishaps(_mishaps(random.Random(seed), host, pace), host)
-    with connect(setting) as client, _ledger(setting) as (ledger, blocks):
-        with Soak(client, setting, ledger, blocks, random.Random(seed), host) as running:
+    with connect(setting) as client, _ledger(setting) as (ledger, measured):
+        with Soak(client, setting, ledger, measured, random.Random(seed), host) as running:
             mishaps.start(began)
             try:
                 running.run(until)
@@ -153,16 +156,16 @@ def _mishaps(rng: random.Random, host: Host, pace: Pace) -> Iterator[Mishap]:
 
 @contextmanager
 def _ledger(setting: Setting) -> Iterator[tuple[Ledger, dict[str, int]]]:
-    """A ledger of what the processes say, and the newest number of memory blocks of each."""
-    ledger, blocks = Ledger(), dict[str, int]()
+    """A ledger of what the processes say, and what they measured last."""
+    ledger, measured = Ledger(), dict[str, int]()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(setting.ear)
-        thread = threading.Thread(target=listen, args=(ear, ledger, blocks), daemon=True)
+        thread = threading.Thread(target=listen, args=(ear, ledger, measured), daemon=True)
         thread.start()
         speaker = Speaker(setting)
         try:
             with broken_threads_told(speaker, "main"):
-                yield ledger, blocks
+                yield ledger, measured
         finally:
             speaker.say("end")
             thread.join()
@@ -176,7 +179,7 @@ class Soak:
         client: rg.Client,
         setting: Setting,
         ledger: Ledger,
-        blocks: Mapping[str, int],
+        measured: Mapping[str, int],
         rng: random.Random,
         host: Host,
     ) -> None:
@@ -186,7 +189,7 @@ class Soak:
         self.done: dict[str, int] = defaultdict(int)
         self._client = client
         self._setting = setting
-        self._blocks = blocks
+        self._measured = measured
         self._rng = rng
         self._host = host
         self._began = time.monotonic()
@@ -204,7 +207,9 @@ class Soak:
         self._writer = self._start(write)
         self._reader = self._start(read)
         self._victim = self._start(read_and_write_until_killed, 0)
-        self._pids = {"main": os.getpid(), "writer": self._writer[0].pid, "reader": self._reader[0].pid}
+        self._asyncio = self._start(work_on_a_loop)
+        started = {"writer": self._writer, "reader": self._reader, "asyncio": self._asyncio}
+        self._pids = {"main": os.getpid(), **{name: process.pid for name, (process, _) in started.items()}}
         self._group.reader_notifier.register_listener(lambda _: self._note("notifications"))
         policy = rg.ReaderScalingPolicy(max_readers=4, target_lag_seconds=60 * self._setting.haste)
         self._group.autoscale(policy)(lambda _: self._note("scaling decisions"))
@@ -242,7 +247,7 @@ class Soak:
         duties.run_while(lambda: self._all_is_well() and not until(self))
 
     def _all_is_well(self) -> bool:
-        for process, _ in (self._writer, self._reader, self._victim):
+        for process, _ in (self._writer, self._reader, self._victim, self._asyncio):
             if not process.is_alive():
                 raise RuntimeError(f"a process of the soak ended: {process} {process.exitcode}")
         return not self.ledger.faults
@@ -303,14 +308,14 @@ class Soak:
 
     def end(self) -> None:
         """Let the writers store all, seal the stream, and wait until the readers have read it."""
-        for _, connection in (self._writer, self._victim):
+        for _, connection in (self._writer, self._victim, self._asyncio):
             connection.send("stop")
         self._join(self._writer)
-        _, connection = self._victim
-        if not connection.poll(END_SECONDS):
-            raise RuntimeError("the victim did not stop to write")
+        for process, connection in (self._victim, self._asyncio):
+            if not connection.poll(END_SECONDS):
+                raise RuntimeError(f"a process did not stop to write: {process}")
         self._client.streams.seal(STREAM)
-        for each in (self._reader, self._victim):
+        for each in (self._reader, self._victim, self._asyncio):
             self._join(each)
         self._counting.check()
 
@@ -328,13 +333,10 @@ class Soak:
             self.series[measure].add(seconds, value)
 
     def _of_processes(self) -> Mapping[str, float]:
-        found: dict[str, float] = {}
-        blocks = {**self._blocks, "main": memory_blocks()}
+        found: dict[str, float] = {**self._measured, f"main: {BLOCKS}": memory_blocks()}
         for name, pid in self._pids.items():
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
             found[f"{name}: memory, MiB"] = int(status["VmRSS"].split()[0]) / 1024
-            if name in blocks:
-                found[f"{name}: memory blocks of Python"] = blocks[name]
             found[f"{name}: open files"] = len(os.listdir(f"/proc/{pid}/fd"))
             found[f"{name}: threads"] = int(status["Threads"])
         return found

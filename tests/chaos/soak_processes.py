@@ -34,8 +34,9 @@ SPEAK_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 60.0
 #: Instead of half a megabyte: so that the logs are compacted many times in half an hour.
 COMPACTION_BYTES: Final = 8 * 1024
+BLOCKS: Final = "memory blocks of Python"
 
-_MAX_BATCH: Final = 200
+MAX_BATCH: Final = 200
 _PADDING: Final = b"." * 80
 
 
@@ -244,12 +245,18 @@ class NumberedEvents:
         self._role = 0
         self._keys = list(self.written)
 
+    def next(self) -> tuple[str, bytes]:
+        """The key and the bytes of the next one."""
+        key = self._keys[self._role % len(self._keys)]
+        self._role += 1
+        event = b"%s:%d:%s" % (key.encode(), self.written[key], _PADDING)
+        self.written[key] += 1
+        return key, event
+
     def write(self, writer: rg.EventWriter[bytes], count: int) -> None:
         for _ in range(count):
-            key = self._keys[self._role % len(self._keys)]
-            self._role += 1
-            writer.write(b"%s:%d:%s" % (key.encode(), self.written[key], _PADDING), routing_key=key)
-            self.written[key] += 1
+            key, event = self.next()
+            writer.write(event, routing_key=key)
 
 
 def write(connection: Connection, setting: Setting) -> None:
@@ -268,7 +275,7 @@ def write(connection: Connection, setting: Setting) -> None:
             duties.every(TICK_SECONDS, lambda: steady.write(writer, round(pace.events_per_second * TICK_SECONDS)))
             duties.every(pace.short_writer, write_and_close)
             duties.every(pace.count, counting.count)
-            duties.every(pace.sample, lambda: speaker.say("blocks", "writer", memory_blocks()))
+            duties.every(pace.sample, lambda: speaker.say("measured", f"writer: {BLOCKS}", memory_blocks()))
             duties.run_while(lambda: not connection.poll())
         speaker.say("stored", {**steady.written, **short.written})
         counting.check()
@@ -281,7 +288,7 @@ def _read(reader: rg.Reader[bytes], source: str, speaker: Speaker, goes_on: Call
     """Read while it is to go on; whether the end of the data came first."""
     while goes_on():
         try:
-            batch = reader.read_batch(_MAX_BATCH, timeout=0.5)
+            batch = reader.read_batch(MAX_BATCH, timeout=0.5)
         except rg.EndOfDataError:
             return True
         if batch:
@@ -315,7 +322,7 @@ def read(connection: Connection, setting: Setting) -> None:
         with _threads(stay, receive_guests) as failures:
             duties = Duties()
             duties.every(pace.count, counting.count)
-            duties.every(pace.sample, lambda: speaker.say("blocks", "reader", memory_blocks()))
+            duties.every(pace.sample, lambda: speaker.say("measured", f"reader: {BLOCKS}", memory_blocks()))
             duties.run_while(lambda: not ended.is_set() and not failures)
         counting.check()
 
@@ -405,6 +412,12 @@ class Ledger:
             return {key: (self._next[key], count) for key, count in self._stored.items() if self._next[key] < count}
 
     @property
+    def sources(self) -> set[str]:
+        """Those who were handed something."""
+        with self._lock:
+            return {source for source, _ in self._assignments}
+
+    @property
     def number_stored(self) -> int:
         with self._lock:
             return sum(self._stored.values())
@@ -419,7 +432,7 @@ class Ledger:
             self.faults.append(what)
 
 
-def listen(ear: socket.socket, ledger: Ledger, blocks: dict[str, int]) -> None:
+def listen(ear: socket.socket, ledger: Ledger, measured: dict[str, int]) -> None:
     """Take down what the processes say, until "end"."""
     while True:
         kind, *facts = json.loads(ear.recv(65536))
@@ -430,8 +443,8 @@ def listen(ear: socket.socket, ledger: Ledger, blocks: dict[str, int]) -> None:
                 ledger.stored(*facts)
             case "broken":
                 ledger.broken(*facts)
-            case "blocks":
-                who, number = facts
-                blocks[who] = number
+            case "measured":
+                measure, number = facts
+                measured[measure] = number
             case "end":
                 return
