@@ -260,7 +260,9 @@ class LoopExecutor:
             taken = [] if self._closed else source.take(min(free, _LOOP_ITEMS))
             due = None if taken else source.seconds_until_due()
         for item in taken:
-            self._tasks[item] = self._loop.create_task(self._handle_item(item))
+            task = self._loop.create_task(self._handle_item(item))
+            if not task.done():  # an eager task may be
+                self._tasks[item] = task
         if self._closed:
             self._stop_if_done()
         elif taken and len(self._tasks) < self._concurrency:
@@ -280,7 +282,7 @@ class LoopExecutor:
         except BaseException as raised:
             error = raised
         self._ended.append((item, error))
-        del self._tasks[item]
+        self._tasks.pop(item, None)
         self._pump_soon()
         if not self._is_own and isinstance(error, KeyboardInterrupt | SystemExit):
             self._loop.call_soon(_raise, error)  # ends the loop of the application

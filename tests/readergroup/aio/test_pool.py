@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -17,6 +20,7 @@ from readergroup.scaling import worker_process
 from tests.clean_processes import CLEAN
 from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
 from tests.readergroup.scaling.handlers import Fault
+from tests.waiting import PATIENCE_SECONDS
 from tests.waiting import until as wait_until
 
 DONE = "shop/done"
@@ -336,6 +340,72 @@ def test_a_pool_whose_loop_has_ended_leaves_its_group() -> None:
             assert sorted(event.raw for event in (reader.read() for _ in range(11)) if event) == sorted(
                 [*(b"%d" % number for number in range(10)), b"late"]
             )
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="tasks are never eager here")
+def test_tasks_may_be_eager() -> None:
+    async def test() -> None:
+        seen: list[bytes] = []
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            seen.append(event.raw)
+            if len(seen) % 2:
+                await asyncio.sleep(0)
+
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 200)
+            async with group.pool(handle, concurrency=4) as pool:
+                await pool.join()
+        assert len(seen) == 200
+
+    run(test())
+
+
+INTERRUPTED = """
+import asyncio, sys
+from readergroup import aio
+
+async def main():
+    async with aio.connect(sys.argv[1]) as client:
+        group = await client.groups.get("billing")
+
+        async def handle(event):
+            print("begun", event.raw.decode(), flush=True)
+            await asyncio.sleep(0.05)
+            print("ended", event.raw.decode(), flush=True)
+
+        async with group.pool(handle, concurrency=8) as pool:
+            await pool.join()
+
+asyncio.run(main())
+"""
+
+
+def test_ctrl_c_drains(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+
+    async def prepare() -> None:
+        async with aio.connect(url) as client:
+            await billing(client, 100)
+
+    run(prepare())
+    said = tmp_path / "said"
+    with said.open("w") as output:
+        command = [sys.executable, "-c", INTERRUPTED, url]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: said.read_text().count("ended") >= 5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    words = [line.split() for line in said.read_text().splitlines()]
+    begun, ended = ([number for what, number in words if what == each] for each in ("begun", "ended"))
+    assert sorted(begun) == sorted(ended) and len(begun) < 100
+    assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt")
+    with rg.connect(url) as client:
+        group = client.groups.get("billing")
+        assert group.distribution().readers == {}
+        with group.reader() as reader:
+            assert not {event.raw.decode() for event in reader} & {*begun}
 
 
 def test_an_interrupt_in_a_handler_ends_the_loop() -> None:
