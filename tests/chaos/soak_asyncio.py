@@ -97,7 +97,8 @@ async def _listen(group: aio.ReaderGroup) -> None:
         break
     with suppress(TimeoutError):
         async with asyncio.timeout(0.05):
-            await group.reader_notifier.wait()
+            while True:  # until none is left, as up to 1,000 are kept for the next wait
+                await group.reader_notifier.wait()
 
 
 async def _write(client: aio.Client, connection: Connection, setting: Setting, speaker: Speaker) -> None:
