@@ -20,7 +20,7 @@ from readergroup.scaling import worker_process
 from tests.clean_processes import CLEAN
 from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
 from tests.readergroup.scaling.handlers import Fault
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, STARTS_A_THREAD
 from tests.waiting import until as wait_until
 
 DONE = "shop/done"
@@ -462,6 +462,30 @@ def test_the_loop_turns_while_the_store_hangs() -> None:
                     for _ in range(100):  # the loop would not get here
                         await asyncio.sleep(0.001)
                 await until(lambda: len(seen) == 100)
+
+    run(test())
+
+
+def test_a_pool_without_a_thread_begins_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        seen: list[bytes] = []
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            seen.append(event.raw)
+
+        async with aio.connect("memory://") as client:
+            pool = await (await billing(client, 10)).pool(handle, concurrency=4)
+            monkeypatch.setattr(threading, STARTS_A_THREAD, refuse)
+            with pytest.raises(rg.StoreUnavailableError):
+                async with pool:
+                    pass
+            monkeypatch.undo()
+            async with pool:
+                await pool.join()
+        assert len(seen) == 10
 
     run(test())
 
