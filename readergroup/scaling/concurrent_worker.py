@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from synchronizer import Deadline, StoreUnavailableError, TruncatedError
+from synchronizer import ClosedError, Deadline, StoreUnavailableError, TruncatedError
 from synchronizer.callables import is_async
 from synchronizer.threads.flag import Flag
 
@@ -191,8 +191,14 @@ class ConcurrentWorker(Worker[T]):
         for segment in held:
             reader.hold(segment)
         self._held = held
+        if not self._can_run:
+            raise ClosedError("the event loop that runs the handlers has ended; close the pool before")
         if ready and self._executor is not None:
             self._executor.wake(ready)
+
+    @property
+    def _can_run(self) -> bool:
+        return self._executor is None or self._executor.can_run
 
     def _set_failed_aside(self) -> None:
         while self._to_set_aside:
@@ -292,7 +298,7 @@ class ConcurrentWorker(Worker[T]):
         """Start nothing more, and wait for what runs."""
         self._halted = True
         deadline = Deadline(self._clock, _FAILURE_SECONDS)
-        while self._flight.running and not self._left and not deadline.passed:
+        while self._flight.running and self._can_run and not self._left and not deadline.passed:
             self._changed.clear()
             if self._flight.running:
                 self._changed.wait(deadline.remaining(_LONG_SECONDS))

@@ -61,8 +61,13 @@ class Source(Protocol):
 class Executor(Protocol):
     """Runs items until it is closed. The lock is not held during a call."""
 
+    @property
+    def can_run(self) -> bool:
+        """Whether items can still run: a loop of the application may have ended."""
+        ...
+
     def wake(self, ready: int) -> None:
-        """Look for items: about so many are ready. Raise `ClosedError` if nothing can run them any more."""
+        """Look for items: about so many are ready."""
         ...
 
     def close(self) -> None:
@@ -81,6 +86,10 @@ class ThreadExecutor:
         self._closed = False
         self._threads = 0
         self._idle = 0
+
+    @property
+    def can_run(self) -> bool:
+        return True
 
     def wake(self, ready: int) -> None:
         condition = self._source.condition
@@ -187,9 +196,12 @@ class LoopExecutor:
             self._loop.close()
             raise
 
+    @property
+    def can_run(self) -> bool:
+        return not self._loop.is_closed()
+
     def wake(self, ready: int) -> None:
-        if not self._call_in_loop(self._pump_soon) and not self._is_own:
-            raise _loop_ended()
+        self._call_in_loop(self._pump_soon)
 
     def close(self) -> None:
         self._closed = True
@@ -201,26 +213,23 @@ class LoopExecutor:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:
             coroutine.close()
-            raise _loop_ended() from None
+            raise ClosedError("the event loop has ended") from None
         while True:
             try:
                 return future.result(_LOOK_SECONDS)
             except TimeoutError:
                 if future.done():
                     raise
-                if self._closed or self._loop.is_closed():
+                if self._closed or not self.can_run:
                     future.cancel()
                     raise ClosedError("the worker has ended") from None
 
-    def _call_in_loop(self, call: Callable[[], object]) -> bool:
-        """Return False if the loop is closed."""
+    def _call_in_loop(self, call: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
-            return False
-        return True
 
     # ------------------------------------------------------------------ in the thread of the loop
 
@@ -301,10 +310,6 @@ class LoopExecutor:
         returned = await attempt(self._handle, what, self._timeout_seconds)
         if returned is not None:
             self._source.check(returned, what)
-
-
-def _loop_ended() -> ClosedError:
-    return ClosedError("the event loop that runs the handlers has ended; close the pool before")
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -315,7 +315,9 @@ def test_closing_the_client_drains_while_handlers_still_use_it() -> None:
     wait_until(lambda: not [each for each in threading.enumerate() if "worker" in each.name or "pool" in each.name])
 
 
-def test_a_pool_whose_loop_has_ended_leaves_its_group() -> None:
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_pool_whose_loop_has_ended_leaves_its_group(concurrency: int, is_busy: bool) -> None:
     store = rg.connect("memory://").store
     seen: list[bytes] = []
 
@@ -326,20 +328,19 @@ def test_a_pool_whose_loop_has_ended_leaves_its_group() -> None:
             seen.append(event.raw)
             await asyncio.sleep(1000)
 
-        group = await billing(client, 10, seal=False)
-        await (await group.pool(handle, concurrency=2)).__aenter__()
-        await until(lambda: seen)
+        group = await billing(client, 10 * is_busy, seal=False)
+        await (await group.pool(handle, concurrency=concurrency)).__aenter__()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not seen if is_busy else await in_group(group) == 0:
+                await asyncio.sleep(0.01)
 
     run(leave_it_open())
     with rg.Client(store) as client:
         group = client.groups.get("billing")
-        with client.writer(STREAM) as writer:
-            writer.write(b"late")
         wait_until(lambda: not group.distribution().readers)
+        client.streams.seal(STREAM)
         with group.reader() as reader:
-            assert sorted(event.raw for event in (reader.read() for _ in range(11)) if event) == sorted(
-                [*(b"%d" % number for number in range(10)), b"late"]
-            )
+            assert sorted(int(event.raw) for event in reader) == list(range(10 * is_busy))
 
 
 @pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="tasks are never eager here")
