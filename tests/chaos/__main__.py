@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.chaos import sinks
 from tests.chaos.hosts import KINDS, kind_of
-from tests.chaos.plan import plan, seeds
+from tests.chaos.plan import plan
 from tests.chaos.report import summary
 from tests.chaos.schedules import explained, run
 
