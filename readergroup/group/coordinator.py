@@ -166,6 +166,7 @@ class ReaderCoordinator:
                 self._give_up_checkpoint,
                 self._begin_checkpoint,
                 self._tell,
+                self._retain,
             )
         )
 
@@ -240,6 +241,10 @@ class ReaderCoordinator:
             self._balanced_at = revision  # there is no room for the moves until the state changes
             raise
         return now
+
+    def _retain(self) -> float:
+        """Apply the retention policies that are due, of all streams of the store."""
+        return self._updater.streams.retention.step()
 
     def _begin_checkpoint(self) -> float:
         """Begin an automatic checkpoint by rank when it is due, if a reader here saves something at it."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from itertools import pairwise
 from typing import Annotated, Final, Literal, NamedTuple, NewType, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    field_validator,
+    model_validator,
+)
 
 from synchronizer import InvalidArgumentError, Map
 from synchronizer.arguments import check_count
@@ -123,10 +134,73 @@ class ScalingPolicy(Configuration):
         return cls(segments=segments)
 
 
+#: The longest age of a `RetentionPolicy`: a century. No limit is None.
+_MAX_AGE: Final = timedelta(days=36_525)
+
+
+def _age(value: object) -> timedelta:
+    """Return an age that is given as a `timedelta`, or in seconds, as it is stored."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        value = timedelta(seconds=min(value, 2 * _MAX_AGE.total_seconds()))
+    if not isinstance(value, timedelta):
+        raise ValueError("must be a timedelta, or seconds")
+    if not timedelta() < value <= _MAX_AGE:
+        raise ValueError(f"must be above 0 and at most {_MAX_AGE.days} days")
+    return value
+
+
+_Age = Annotated[timedelta, BeforeValidator(_age), PlainSerializer(timedelta.total_seconds)]
+_Bytes = Annotated[int, Field(strict=True, ge=1, le=2**62)]
+
+
+class RetentionPolicy(Configuration):
+    """How long a stream keeps its events. Without a policy it keeps them until you truncate it.
+
+    - ``max_age`` and ``max_bytes`` are limits. Events beyond one of them are deleted, read or not.
+    - With ``consumed_by="subscribers"``, events are deleted as soon as all subscribed groups have consumed them, except
+      those that ``min_age`` or ``min_bytes`` keep.
+
+    A group subscribes by its `ReaderGroupConfig.retention`. Without ``max_age`` and ``max_bytes``, no event is deleted
+    that a subscribed group has not consumed.
+
+    Args:
+        max_age: Delete events that are older. Default: no limit.
+        max_bytes: Delete the oldest events while the stream has more bytes. Default: no limit.
+        min_age: Keep consumed events that are younger. Default: none.
+        min_bytes: Keep this many bytes of consumed events, the newest. Default: none.
+        consumed_by: "subscribers": delete what all subscribed groups have consumed. Default: keep it.
+
+    Raises:
+        InvalidArgumentError: A value is out of range, nothing is ever deleted, or values contradict each other.
+    """
+
+    max_age: _Age | None = None
+    max_bytes: _Bytes | None = None
+    min_age: _Age | None = None
+    min_bytes: _Bytes | None = None
+    consumed_by: Literal["subscribers"] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.consumed_by is None:
+            if self.min_age is not None or self.min_bytes is not None:
+                raise ValueError('min_age and min_bytes keep consumed events: they need consumed_by="subscribers"')
+            if self.max_age is None and self.max_bytes is None:
+                raise ValueError("the policy deletes nothing: set max_age, max_bytes or consumed_by")
+        if self.min_age is not None and self.max_age is not None and self.min_age > self.max_age:
+            raise ValueError(f"min_age must not exceed max_age: min_age={self.min_age} max_age={self.max_age}")
+        if self.min_bytes is not None and self.max_bytes is not None and self.min_bytes > self.max_bytes:
+            raise ValueError(
+                f"min_bytes must not exceed max_bytes: min_bytes={self.min_bytes} max_bytes={self.max_bytes}"
+            )
+        return self
+
+
 class StreamConfig(Configuration):
     """The config that a stream was created with, or got by ``streams.configure``."""
 
     scaling: ScalingPolicy = ScalingPolicy(segments=1)
+    retention: RetentionPolicy | None = None
 
     @field_validator("scaling", mode="before")
     @classmethod

@@ -158,7 +158,7 @@ class Copies:
         segments = [state.segments[number] for number in sorted(numbers)]
         return BeginCopy(
             incarnation=secrets.token_hex(8),
-            config=state.config,
+            config=state.config.model_copy(update={"retention": None}),  # a copy is often made to keep the events
             segments=tuple(
                 each.model_copy(
                     update={

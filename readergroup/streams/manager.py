@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final
+from typing import Final, Literal
 from weakref import WeakSet
 
 from synchronizer import (
@@ -32,7 +32,7 @@ from synchronizer.threads.task_threads import TaskThreads
 
 from ..closable import Closable
 from ..errors import StreamExistsError
-from .config import ScalingPolicy, StagedName, StreamConfig, StreamCut, StreamInfo, check_stream_name
+from .config import RetentionPolicy, ScalingPolicy, StagedName, StreamConfig, StreamCut, StreamInfo, check_stream_name
 from .copy_parts import OnProgress
 from .copying import By, Copies
 from .data.places import Place
@@ -40,6 +40,7 @@ from .data_segments import DataSegments
 from .deletions import Deletions
 from .metadata import StreamMetadata, check_not_replaced
 from .pending import PendingChanges
+from .retention.applying import Retention, RetentionReport
 from .state import AnnounceSeal, ConfigureStream, CreateStream, StreamState, TruncateStream, new_stream
 from .transactions.finished_keys import FinishedKeys
 
@@ -47,8 +48,9 @@ from .transactions.finished_keys import FinishedKeys
 _STREAMS_AT_ONCE: Final = 100
 
 
-def _config(scaling: ScalingPolicy | None) -> StreamConfig:
-    return StreamConfig() if scaling is None else StreamConfig(scaling=scaling)
+def _config(scaling: ScalingPolicy | None, retention: RetentionPolicy | None) -> StreamConfig:
+    check_type(retention, RetentionPolicy, "retention", or_none=True)
+    return StreamConfig(scaling=scaling or ScalingPolicy(segments=1), retention=retention)
 
 
 class StreamManager:
@@ -75,6 +77,8 @@ class StreamManager:
         self._pending = PendingChanges(self.metadata, self._data)
         self._deletions: Deletions | None = None  # once a stream is deleted
         self._lock = threading.Lock()
+        #: Applies the retention policies.
+        self.retention: Final = Retention(self.metadata, self._data, self._pending, truncate=self._move_head)
         #: The steps of `copy`, for a caller that copies the parts elsewhere.
         self.copies = Copies(self.metadata, self._data, self._pending)
         #: For transactions.
@@ -94,21 +98,34 @@ class StreamManager:
 
     # ------------------------------------------------------------------ one stream
 
-    def create(self, name: str, *, scaling: ScalingPolicy | None = None, timeout: float | None = None) -> StreamInfo:
+    def create(
+        self,
+        name: str,
+        *,
+        scaling: ScalingPolicy | None = None,
+        retention: RetentionPolicy | None = None,
+        timeout: float | None = None,
+    ) -> StreamInfo:
         """Create the stream and return it. If it exists with the same config, return it.
 
         Args:
             name: "scope/name", both of letters, digits, ".", "-" and "_".
             scaling: How many segments it has. Default: one.
+            retention: How long it keeps its events. Default: until you truncate it.
             timeout: Seconds to wait for the store. Default: the manager's, as in all calls.
 
         Raises:
             StreamExistsError: The stream exists with another config, or as an incomplete copy.
         """
-        return self._create([name], _config(scaling), timeout)[0]
+        return self._create([name], _config(scaling, retention), timeout)[0]
 
     def create_many(
-        self, names: Iterable[str], *, scaling: ScalingPolicy | None = None, timeout: float | None = None
+        self,
+        names: Iterable[str],
+        *,
+        scaling: ScalingPolicy | None = None,
+        retention: RetentionPolicy | None = None,
+        timeout: float | None = None,
     ) -> Sequence[StreamInfo]:
         """Create streams of one config and return them in this order, as `create` does: many in one step of the store.
 
@@ -117,6 +134,7 @@ class StreamManager:
         Args:
             names: "scope/name" each.
             scaling: How many segments each of them has. Default: one.
+            retention: How long each of them keeps its events. Default: until you truncate it.
             timeout: Seconds to wait for the store in each of many steps.
 
         Raises:
@@ -125,7 +143,7 @@ class StreamManager:
         if isinstance(names, str):
             raise InvalidArgumentError("names must be a collection of names, not one name", names=names)
         check_type(names, Iterable, "names")
-        config, wanted = _config(scaling), [check_stream_name(name) for name in names]
+        config, wanted = _config(scaling, retention), [check_stream_name(name) for name in names]
         different = list(dict.fromkeys(wanted))
         at_once = max(1, min(_STREAMS_AT_ONCE, MAX_CREATED // (config.scaling.segments + 1)))
         found: dict[str, StreamInfo] = {}
@@ -149,6 +167,9 @@ class StreamManager:
         if not names:
             return []
         deadline = self.metadata.deadline(timeout)
+        if config.retention is not None:
+            for name in names:
+                self.retention.register(check_stream_name(name), deadline)
         new = [new_stream(check_stream_name(name), secrets.token_hex(8), config) for name in names]
         if self.metadata.create(new, deadline):
             return [self._data.described(state, state.head_cut) for state in new]
@@ -216,15 +237,57 @@ class StreamManager:
         """Seal the stream: it takes no more events, and readers finish at its end. Sealing twice is no error."""
         return self._change(name, lambda state: [] if state.sealing else [AnnounceSeal()], timeout)
 
-    def configure(self, name: str, *, scaling: ScalingPolicy, timeout: float | None = None) -> StreamInfo:
-        """Change the stream's config. Its existing segments stay as they are: see `scale`."""
+    def configure(
+        self,
+        name: str,
+        *,
+        scaling: ScalingPolicy | None = None,
+        retention: RetentionPolicy | Literal["none"] | None = None,
+        timeout: float | None = None,
+    ) -> StreamInfo:
+        """Change the stream's config.
+
+        Args:
+            name: The stream.
+            scaling: Its existing segments stay as they are: see `scale`. Default: unchanged.
+            retention: How long it keeps its events, or "none": until you truncate it. Default: unchanged.
+            timeout: Seconds to wait for the store.
+        """
+        check_type(scaling, ScalingPolicy, "scaling", or_none=True)
+        if retention != "none":
+            check_type(retention, RetentionPolicy, "retention", or_none=True)
+        if scaling is None and retention is None:
+            raise InvalidArgumentError("pass scaling or retention", stream=name)
         deadline = self.metadata.deadline(timeout)
-        config = StreamConfig(scaling=scaling)
-        self.metadata.existing(name, deadline).update_state(
-            lambda state: [] if state.exists and state.config == config else [ConfigureStream(config=config)],
-            timeout=deadline.remaining(),
-        )
+        synchronizer = self.metadata.existing(name, deadline)
+        if isinstance(retention, RetentionPolicy):
+            self.retention.register(name, deadline)
+
+        def change(state: StreamState) -> Iterable[Update[StreamState]]:
+            config = StreamConfig(
+                scaling=scaling or state.config.scaling,
+                retention=state.config.retention if retention is None else None if retention == "none" else retention,
+            )
+            return [] if state.exists and state.config == config else [ConfigureStream(config=config)]
+
+        synchronizer.update_state(change, timeout=deadline.remaining())
         return self._data.info(self._pending.fetch_state(name, deadline), deadline)
+
+    def retain(self, name: str, *, dry_run: bool = False, timeout: float | None = None) -> RetentionReport:
+        """Apply the stream's retention policy now, and return what was deleted.
+
+        Processes that read or write any stream of the store do this by themselves, about once a minute.
+
+        Args:
+            name: The stream.
+            dry_run: Delete nothing, and return what would be deleted.
+            timeout: Seconds to wait for the store.
+
+        Raises:
+            InvalidArgumentError: The stream has no policy.
+        """
+        check_type(dry_run, bool, "dry_run")
+        return self.retention.report(name, dry_run=dry_run, deadline=self.metadata.deadline(timeout))
 
     def truncate(self, name: str, cut: StreamCut, *, timeout: float | None = None) -> None:
         """Delete the data before ``cut``. A cut before the present head changes nothing.
@@ -242,15 +305,20 @@ class StreamManager:
         deadline = self.metadata.deadline(timeout)
         state = self._pending.fetch_state(name, deadline)
         self._data.resolve(state, cut, deadline)
-        offsets = state.check_cut(cut)
+        self._move_head(state, state.check_cut(cut), deadline)
+
+    def _move_head(self, state: StreamState, offsets: Mapping[int, int], deadline: Deadline) -> StreamState:
+        """Give up the data before these offsets, and return the state after it."""
         at = self.clock.time()
 
         def move_head(now: StreamState) -> Iterable[Update[StreamState]]:
             check_not_replaced(now, state)
-            return [] if now.precedes(cut, now.head_cut) else [TruncateStream(head=Map(offsets), at=at)]
+            head = now.later(now.head, offsets)
+            return [] if head == now.head else [TruncateStream(head=Map(head), at=at)]
 
-        state = self.metadata.existing(name, deadline).update_state(move_head, timeout=deadline.remaining())
+        state = self.metadata.existing(state.name, deadline).update_state(move_head, timeout=deadline.remaining())
         self._data.truncate(state, deadline)
+        return state
 
     def copy(
         self,

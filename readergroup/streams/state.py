@@ -10,7 +10,7 @@ a segment some time after its data was truncated, so that it does not grow with 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -200,6 +200,25 @@ class StreamState(State):
         left, right = self.check_cut(earlier), self.check_cut(later)
         return all((number, left[number]) <= (other, right[other]) for number, other in self._overlapping(left, right))
 
+    def earlier(self, left: Mapping[int, int], right: Mapping[int, int]) -> Mapping[int, int]:
+        """Return the cut, as offsets by number, that has for each key the place of the cut that is behind there."""
+        return self._combined(left, right, min)
+
+    def later(self, left: Mapping[int, int], right: Mapping[int, int]) -> Mapping[int, int]:
+        """Return the cut, as offsets by number, that has for each key the place of the cut that is ahead there."""
+        return self._combined(left, right, max)
+
+    def _combined(
+        self,
+        left: Mapping[int, int],
+        right: Mapping[int, int],
+        choose: Callable[[tuple[int, int], tuple[int, int]], tuple[int, int]],
+    ) -> Mapping[int, int]:
+        pairs = self._overlapping(left, right)
+        chosen = Map(choose((number, left[number]), (other, right[other])) for number, other in pairs)
+        self.check_cut(self.cut(chosen))  # two cuts that no group can reach may have none in between
+        return chosen
+
     def _overlapping(self, left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int]]:
         """Iterate over the pairs of segments, one per side, that share keys. Each side covers the key range once."""
         ours, theirs = self._by_keys(left), self._by_keys(right)
@@ -218,7 +237,7 @@ class StreamState(State):
 
         A segment comes after its predecessors.
         """
-        numbers = self._reachable(self.check_cut(cut))
+        numbers = self.reachable(self.check_cut(cut))
         return {
             self.segment(number): tuple(self.segment(p) for p in self.segments[number].predecessors if p in numbers)
             for number in sorted(numbers)
@@ -238,7 +257,7 @@ class StreamState(State):
         beyond = self.segments_from(end).keys() - end.offsets.keys()
         return {segment: before for segment, before in reached.items() if segment not in beyond}
 
-    def _reachable(self, numbers: Iterable[int]) -> set[int]:
+    def reachable(self, numbers: Iterable[int]) -> set[int]:
         """Return these segments and all that came after them."""
         found: set[int] = set()
         waiting = list(numbers)
@@ -537,7 +556,7 @@ class TruncateStream(Update[StreamState], tag="truncate-stream"):
         head = state.cut(self.head)
         if not state.precedes(state.head_cut, head):
             raise InvalidArgumentError("a truncation cannot move backwards", head=str(state.head_cut), to=str(head))
-        left = state._reachable(self.head)
+        left = state.reachable(self.head)
         segments = state.segments
         for number, each in state.segments.items():
             if number not in left and each.retired_at is None:

@@ -28,6 +28,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
@@ -157,6 +158,7 @@ class EventWriter(Generic[T]):
             state = manager.finish_pending(stream, timeout=self.timeout)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
+        manager.retention.follow(state)
         self._state = state
         self._lanes = Lanes(state)
         self._lane_of_key = self._lanes.of_key  # for `write`
@@ -639,7 +641,9 @@ class EventWriter(Generic[T]):
             self._sending = None
             if self._failure is None:
                 self._round = [batch for batch in self._round if batch not in stored]
-                self._unstored -= sum(batch.size for batch in stored)
+                size = sum(batch.size for batch in stored)
+                self._unstored -= size
+                self._manager.retention.stored(self.stream, size)
                 if stored:
                     self._trouble, self._is_late, self._late_told = None, False, False
         if errors := [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]:
@@ -660,7 +664,14 @@ class EventWriter(Generic[T]):
                 return due
             self._rounds_done += 1
             self._is_idle = not self._unstored
-            return None if self._is_idle else self._next_round_at()
+            due = None if self._is_idle else self._next_round_at()
+        if self._manager.retention.is_due:
+            self._task.help(self._retain, 1)
+        return due
+
+    def _retain(self) -> None:
+        with suppress(ClosedError):
+            self._manager.retention.step()
 
     def _effort(self) -> Effort:
         return Effort(self._name, self._clock, self.timeout, self._is_in_trouble)
