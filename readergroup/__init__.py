@@ -79,7 +79,13 @@ if TYPE_CHECKING:
     from .group.model.config import ReaderGroupConfig
     from .group.model.state import ReaderGroupState
     from .group.model.updates import AddReader, ReassignSegment, ReleaseSegment, RemoveReader
-    from .group.notifiers import CheckpointNotification, EndOfDataNotification, ReaderNotification, SegmentNotification
+    from .group.notifiers import (
+        CheckpointNotification,
+        EndOfDataNotification,
+        ReaderNotification,
+        RetentionNotification,
+        SegmentNotification,
+    )
     from .group.reader import Reader
     from .group.reader_group import Distribution, ReaderGroup
     from .outbox.notifier import OutboxNotification
@@ -92,8 +98,9 @@ if TYPE_CHECKING:
     from .scaling.policy import ReaderScalingPolicy, ScalingDecision
     from .scaling.pool import ReaderPool
     from .scaling.retry import DeadLetter, RetryPolicy
-    from .streams.config import ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo
+    from .streams.config import RetentionPolicy, ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo
     from .streams.event import Event, EventBatch, EventPointer, Position
+    from .streams.retention.applying import RetentionReport
     from .streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer, Serializer
     from .streams.transactions.staging import StagedPart, Staging
     from .streams.transactions.transaction import Transaction, Transactions
@@ -177,6 +184,9 @@ __all__ = [
     "RecordRange",
     "ReleaseSegment",
     "RemoveReader",
+    "RetentionNotification",
+    "RetentionPolicy",
+    "RetentionReport",
     "Retries",
     "RetryPolicy",
     "Revision",
@@ -235,7 +245,9 @@ _MODULES = {
     ".group.model.config": "ReaderGroupConfig",
     ".group.model.state": "ReaderGroupState",
     ".group.model.updates": "AddReader ReassignSegment ReleaseSegment RemoveReader",
-    ".group.notifiers": "CheckpointNotification EndOfDataNotification ReaderNotification SegmentNotification",
+    ".group.notifiers": (
+        "CheckpointNotification EndOfDataNotification ReaderNotification RetentionNotification SegmentNotification"
+    ),
     ".group.reader": "Reader",
     ".group.reader_group": "Distribution ReaderGroup",
     ".outbox.notifier": "OutboxNotification",
@@ -248,8 +260,9 @@ _MODULES = {
     ".scaling.policy": "ReaderScalingPolicy ScalingDecision",
     ".scaling.pool": "ReaderPool",
     ".scaling.retry": "DeadLetter RetryPolicy",
-    ".streams.config": "ScalingPolicy SegmentId StreamConfig StreamCut StreamInfo",
+    ".streams.config": "RetentionPolicy ScalingPolicy SegmentId StreamConfig StreamCut StreamInfo",
     ".streams.event": "Event EventBatch EventPointer Position",
+    ".streams.retention.applying": "RetentionReport",
     ".streams.serializers": "BytesSerializer JsonSerializer MsgpackSerializer PydanticSerializer Serializer",
     ".streams.transactions.staging": "StagedPart Staging",
     ".streams.transactions.transaction": "Transaction Transactions",

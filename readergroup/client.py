@@ -148,9 +148,11 @@ class Client:
         return found
 
     def _new_streams(self) -> StreamManager:
-        return StreamManager(
+        streams = StreamManager(
             self.store, clock=self.clock, timeout=self.timeout, state_limit_bytes=self.state_limit_bytes
         )
+        streams.retention.groups = lambda: self.groups
+        return streams
 
     def _new_groups(self) -> ReaderGroupManager:
         return ReaderGroupManager(self)

@@ -247,11 +247,14 @@ class ReaderCoordinator:
         return self._updater.streams.retention.step()
 
     def _begin_checkpoint(self) -> float:
-        """Begin an automatic checkpoint by rank when it is due, if a reader here saves something at it."""
-        if not any(reader.keeps_checkpoints for reader in self._present_readers()):
+        """Begin an automatic checkpoint by rank when it is due, if a reader here saves something at it, or if retention
+        goes by the last checkpoint.
+        """
+        state, now = self._updater.state, self._clock.monotonic()
+        is_wanted = state.config.retention == "AT_LAST_CHECKPOINT"
+        if not is_wanted and not any(reader.keeps_checkpoints for reader in self._present_readers()):
             self._newest_checkpoint = None
             return float("inf")
-        state, now = self._updater.state, self._clock.monotonic()
         newest = newest_checkpoint(state)
         if self._newest_checkpoint is None or self._newest_checkpoint[0] != newest:
             self._newest_checkpoint = newest, now

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, Final
 
 from synchronizer import ANY, AttributeChange, ClosedError, NotFoundError, StateSynchronizer
 from synchronizer.arguments import check_type
 from synchronizer.compare_and_set import remove_attributes
+from synchronizer.liveness.lease import read_leases
 from synchronizer.log.peeking import LOGS_AT_ONCE, peek
 from synchronizer.state import StateCodec
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
@@ -20,12 +22,14 @@ from ..errors import ReaderGroupExistsError
 from ..record.deletion import delete_record
 from ..record.entries import LIFE
 from ..scaling.autoscale import ROLE, forget_history
-from ..streams.config import check_name
+from ..streams.config import StreamCut, check_name
 from ..streams.open_names import DeletedNames, OpenNames
+from .lag import positions
 from .model.config import ReaderGroupConfig
 from .model.state import ReaderGroupState
 from .model.updates import UPDATES
 from .reader_group import GroupClient, ReaderGroup
+from .retention import consumed_cuts, note_skipped
 from .starting import initial_state
 from .updater import GroupUpdater
 
@@ -107,6 +111,28 @@ class ReaderGroupManager:
                     yield log.removeprefix(_LOG_PREFIX), state
                 elif replica is not None:
                     self._note_deleted(log, replica.next_offset)
+
+    # ------------------------------------------------------------------ for retention
+
+    def subscribers(self) -> Mapping[str, Mapping[str, Sequence[StreamCut]]]:
+        """Return how far each subscribed group has consumed its streams: by stream, then by group.
+
+        A group has consumed what is before all of its cuts, and nothing without a cut.
+        """
+        found: dict[str, dict[str, Sequence[StreamCut]]] = {}
+        for name, state in self.states():
+            if state.config.retention == "NONE":
+                continue
+            with suppress(NotFoundError):  # deleted meanwhile
+                leases = read_leases(self._client.store, _LOG_PREFIX + name, state.readers.values())
+                for stream, cuts in consumed_cuts(state, positions(state, leases)).items():
+                    found.setdefault(stream, {})[name] = cuts
+        return found
+
+    def note_skipped(self, group: str, head: StreamCut) -> None:
+        """Let the group know that events before ``head`` are deleted which it has not consumed."""
+        with suppress(NotFoundError):
+            self.get(group).synchronizer.update_state(partial(note_skipped, head=head))
 
     def _read_alone(self, log: str) -> ReaderGroupState | None:
         length = self._deleted.length(log)

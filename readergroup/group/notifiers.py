@@ -136,3 +136,24 @@ class CheckpointNotifier(PollingNotifier[ReaderGroupState, CheckpointNotificatio
         if new or failed or before is None:
             completed = tuple(after.as_checkpoint(each, group=change.source) for each in new)
             yield CheckpointNotification(change=change, completed=completed, failed=tuple(failed))
+
+
+class RetentionNotification(Notification):
+    """A retention policy has deleted events that the group had not consumed. ``heads`` say where the rest begins."""
+
+    heads: Mapping[str, StreamCut]
+
+
+class RetentionNotifier(PollingNotifier[ReaderGroupState, RetentionNotification]):
+    """Notify when events are deleted that the subscribed group has not consumed.
+
+    A group that stays behind is notified once, and again if that happens after it has read further.
+    """
+
+    def detect(
+        self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
+    ) -> Iterable[RetentionNotification]:
+        known: Mapping[str, StreamCut] = (before.skipped if before is not None else None) or {}
+        heads = {stream: head for stream, head in (after.skipped or {}).items() if known.get(stream) != head}
+        if heads:
+            yield RetentionNotification(change=change, heads=heads)

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict
 from notifications import PollingNotifier
 from synchronizer import (
     ClosedError,
+    Deadline,
+    InvalidArgumentError,
+    Map,
     SegmentStore,
     StateSynchronizer,
 )
@@ -45,8 +48,8 @@ from .lag import GroupLag, group_lag, positions
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, new_reader_id
 from .model.state import ReaderGroupState
-from .model.updates import ConfigureGroup
-from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, SegmentNotifier
+from .model.updates import ConfigureGroup, SetRetentionCuts
+from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, RetentionNotifier, SegmentNotifier
 from .reader import EventsInFlight, Reader
 from .starting import ResetTarget, reset
 from .updater import GroupUpdater
@@ -113,6 +116,7 @@ class ReaderGroup:
         self.end_of_data_notifier = EndOfDataNotifier(synchronizer, source=name)
         self.reader_notifier = ReaderNotifier(synchronizer, source=name)
         self.checkpoint_notifier = CheckpointNotifier(synchronizer, source=name)
+        self.retention_notifier = RetentionNotifier(synchronizer, source=name)
 
     # ------------------------------------------------------------------ reading
 
@@ -617,6 +621,40 @@ class ReaderGroup:
         """
         reset(self._updater, to, timeout=timeout)
 
+    def update_retention_cuts(self, cuts: Mapping[str, StreamCut], *, timeout: float | None = None) -> None:
+        """Let retention policies delete the events before these cuts, of a group with ``retention="MANUAL"``.
+
+        Events behind the committed positions of the group are kept all the same.
+
+        Args:
+            cuts: By stream. The others keep their cuts.
+            timeout: Seconds to wait. Default: the client's.
+
+        Raises:
+            InvalidArgumentError: The group has another retention, or a cut is not one of its streams.
+        """
+        check_type(cuts, Mapping, "cuts")
+        deadline = Deadline(self.synchronizer.clock, self._client.timeout if timeout is None else timeout)
+        config = self.synchronizer.fetch_updates(timeout=deadline.remaining()).config
+        if config.retention != "MANUAL":
+            raise InvalidArgumentError(
+                'only a group with retention="MANUAL" takes cuts; see group.configure',
+                group=self.name,
+                retention=config.retention,
+            )
+        checked = {}
+        for stream, cut in cuts.items():
+            if stream not in config.streams:
+                raise InvalidArgumentError("the group does not read this stream", stream=stream, group=self.name)
+            check_type(cut, StreamCut, f"the cut of {stream}")
+            state = self._client.streams.fetch_state(stream, timeout=deadline.remaining())
+            self._client.streams.resolve(state, cut, timeout=deadline.remaining(), argument=f"the cut of {stream}")
+            checked[stream] = state.cut(state.check_cut(cut))
+        if checked:
+            self.synchronizer.update_state(
+                lambda _: [SetRetentionCuts(cuts=Map(checked))], timeout=deadline.remaining()
+            )
+
     # ------------------------------------------------------------------ without threads
 
     def step(self) -> float:
@@ -659,7 +697,13 @@ class ReaderGroup:
 
     @property
     def _notifiers(self) -> Sequence[PollingNotifier[ReaderGroupState, Any]]:
-        return self.segment_notifier, self.end_of_data_notifier, self.reader_notifier, self.checkpoint_notifier
+        return (
+            self.segment_notifier,
+            self.end_of_data_notifier,
+            self.reader_notifier,
+            self.checkpoint_notifier,
+            self.retention_notifier,
+        )
 
     def _close_readers(self) -> None:
         with self._lock:

@@ -9,9 +9,18 @@ import secrets
 import socket
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from readergroup.streams.config import StreamCut, check_stream_name
 from synchronizer import Map
@@ -42,6 +51,7 @@ def _check_start(start: object) -> object:
 
 #: A time stands for the first event written since then.
 Start = Annotated[StreamCut | str, BeforeValidator(_check_start)]
+Retention = Literal["NONE", "MANUAL", "AT_LAST_CHECKPOINT", "AT_LAST_COMMIT"]
 
 
 def _or_never(seconds: object) -> object:
@@ -76,6 +86,19 @@ class ReaderGroupConfig(Configuration):
     automatic_checkpoint_interval_seconds: _SecondsOrNever = 30.0
     #: At most this many requested checkpoints are outstanding at a time, and this many completed ones are kept.
     max_outstanding_checkpoints: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
+    #: Whether the group subscribes to its streams, so that a `RetentionPolicy` with ``consumed_by`` keeps their events
+    #: for it, and from where on: "MANUAL" from the cuts of `ReaderGroup.update_retention_cuts`, "AT_LAST_CHECKPOINT"
+    #: from the last checkpoint, "AT_LAST_COMMIT" from the committed positions. Never events behind these positions.
+    #: With "AT_LAST_CHECKPOINT" a group takes automatic checkpoints also without ``on_checkpoint``.
+    retention: Retention = "NONE"
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the default of a later field out, so that earlier releases read the group."""
+        fields: dict[str, Any] = serialize(self)
+        if self.retention == "NONE":
+            fields.pop("retention", None)
+        return fields
 
     @model_validator(mode="before")
     @classmethod

@@ -63,6 +63,10 @@ class ReaderGroupState(State):
     checkpoints: tuple[CheckpointState, ...] = ()
     #: How many readers with ``has_something`` were lost since the group was last reset.
     lost: int = 0
+    #: The cuts of a group with the retention "MANUAL": earlier events of its streams may be deleted.
+    retention_cuts: Map[str, StreamCut] | None = None
+    #: Where each stream begins in which a retention policy has deleted events that the group had not consumed.
+    skipped: Map[str, StreamCut] | None = None
 
     #: Derived from ``segments``.
     segment_index: Annotated[SegmentIndex, Field(exclude=True, repr=False)] = SegmentIndex()

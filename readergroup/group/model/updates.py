@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from readergroup.streams.config import SegmentId, stream_of
+from readergroup.streams.config import SegmentId, StreamCut, stream_of
 from synchronizer import InvalidArgumentError, Map, Revision, Update
 
 from .checkpoint import AUTOMATIC, CheckpointState, kept
@@ -324,6 +324,27 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
         return state.replace(readers=readers, lost=0)
 
 
+class SetRetentionCuts(Update[ReaderGroupState], tag="set_retention_cuts"):
+    """Let a retention policy delete the events before these cuts. Streams without a cut keep theirs."""
+
+    cuts: Map[str, StreamCut]
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        for stream in self.cuts:
+            _check_is_read(state, stream)
+        return state.replace(retention_cuts=(state.retention_cuts or Map()).update(dict(self.cuts)))
+
+
+class NoteSkipped(Update[ReaderGroupState], tag="note_skipped"):
+    """A retention policy deletes events before ``head`` that the group has not consumed."""
+
+    head: StreamCut
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        _check_is_read(state, self.head.stream)
+        return state.replace(skipped=(state.skipped or Map()).set(self.head.stream, self.head))
+
+
 #: Every class of updates that the log of a group can hold. CONTRIBUTING.md has the steps for a new one, and names the
 #: code that distinguishes updates by class.
 UPDATES: Final[tuple[type[Update[Any]], ...]] = (
@@ -340,7 +361,14 @@ UPDATES: Final[tuple[type[Update[Any]], ...]] = (
     PassCheckpoint,
     FailCheckpoint,
     ResetStream,
+    SetRetentionCuts,
+    NoteSkipped,
 )
+
+
+def _check_is_read(state: ReaderGroupState, stream: str) -> None:
+    if stream not in state.streams:
+        raise InvalidArgumentError("the group does not read this stream", stream=stream)
 
 
 def _forward(found: SegmentState, segment: SegmentId, offset: int) -> int:

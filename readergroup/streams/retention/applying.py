@@ -13,8 +13,9 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Final, NamedTuple, Protocol
 
 from synchronizer import (
     ANY,
@@ -52,8 +53,8 @@ _HISTORY: Final = "history/"
 
 _logger = logging.getLogger(__name__)
 
-#: The cuts of subscribed groups: by stream, then by group.
-Subscribers = Mapping[str, Mapping[str, StreamCut]]
+#: By stream, then by group: the subscribed group has consumed what is before all of its cuts; nothing without a cut.
+Subscribers = Mapping[str, Mapping[str, Sequence[StreamCut]]]
 
 
 class RetentionReport(FrozenModel):
@@ -73,15 +74,14 @@ class RetentionReport(FrozenModel):
     unconsumed_bytes: Mapping[str, int] = {}
 
 
-class GroupsOfStreams:
-    """What retention asks of the reader groups. A store without a client has none."""
+class GroupsOfStreams(Protocol):
+    """The reader groups of the store."""
 
     def subscribers(self) -> Subscribers:
         """Return how far each subscribed group has consumed its streams."""
-        return {}
 
-    def skipped(self, group: str, head: StreamCut) -> None:
-        """Take note that events were deleted which the group has not consumed."""
+    def note_skipped(self, group: str, head: StreamCut) -> None:
+        """Let the group know that events before ``head`` are deleted which it has not consumed."""
 
 
 class _Claim(NamedTuple):
@@ -134,8 +134,8 @@ class Retention:
         self._budgets: dict[str, _Budget] = {}
         self._urgent: set[str] = set()
         self._followed: set[str] = set()  # streams with a policy that are written or read here
-        #: The groups of the store.
-        self.groups = GroupsOfStreams()
+        #: Returns the groups of the store. Without a client there are none.
+        self.groups: Callable[[], GroupsOfStreams] | None = None
         #: When, on the clock, `step` has something to do.
         self.due = self._clock.monotonic() + INTERVAL_SECONDS
 
@@ -218,7 +218,7 @@ class Retention:
             self._followed.difference_update(missing)
             found = self._due()
         now, soonest = self._clock.time(), INTERVAL_SECONDS
-        subscribers: Subscribers | None = None
+        subscribers: Subscribers | None = None  # read once, because this reads all groups
         for attribute, value in found.items():
             stream, due = attribute.removeprefix(_DUE), float(value.split()[0])
             if stream not in urgent and now < due <= now + 2 * INTERVAL_SECONDS:  # later: by a clock that is ahead
@@ -228,13 +228,23 @@ class Retention:
                 claim = self._claim(_Claim(stream, value))
                 if claim is not None:
                     if subscribers is None:
-                        subscribers = self.groups.subscribers()
+                        subscribers = self._subscribers()
                     soonest = min(soonest, self._apply_claimed(claim, subscribers))
             except ClosedError:
                 raise
             except ReaderGroupError as error:
                 _logger.warning("the retention policy of %s is applied a minute later: %s", stream, error)
         return soonest
+
+    def _subscribers(self) -> Subscribers:
+        """Return the subscribed groups. If one cannot be read there are none, so that nothing counts as consumed."""
+        try:
+            return {} if self.groups is None else self.groups().subscribers()
+        except ClosedError:
+            raise
+        except ReaderGroupError as error:
+            _logger.warning("retention applies only limits, because a reader group cannot be read: %s", error)
+            return {}
 
     def _claim(self, seen: _Claim, seconds: float = INTERVAL_SECONDS) -> _Claim | None:
         """Make the stream due later; return None if another process was faster."""
@@ -268,7 +278,7 @@ class Retention:
         policy = state.config.retention
         if policy is None:
             raise InvalidArgumentError("the stream has no retention policy; see streams.configure", stream=stream)
-        subscribers = self.groups.subscribers().get(stream, {})
+        subscribers = self._subscribers().get(stream, {})
         decision, consumed = self._apply(state, policy, subscribers, deadline, dry_run=dry_run)
         head = state.head if decision is None else decision.head
         lengths = self._lengths(state, state.head, deadline)
@@ -300,7 +310,7 @@ class Retention:
         self,
         state: StreamState,
         policy: RetentionPolicy,
-        subscribers: Mapping[str, StreamCut],
+        subscribers: Mapping[str, Sequence[StreamCut]],
         deadline: Deadline,
         *,
         dry_run: bool = False,
@@ -313,13 +323,18 @@ class Retention:
             if (filled := self._filled(state, history, found, deadline)) is None:
                 break
             history = filled
-        consumed = {group: _consumed(state, cut) for group, cut in subscribers.items()}
+        consumed = {
+            group: _consumed(state, cuts)
+            for group, cuts in subscribers.items()
+            if all(cut.incarnation in (None, state.incarnation) for cut in cuts)
+        }
         decision = decide(policy, state, history, now, consumed)
         if dry_run:
             return decision, consumed
         if decision is not None:
             for group in decision.skipped:
-                self.groups.skipped(group, state.cut(decision.head))
+                if self.groups is not None:
+                    self.groups().note_skipped(group, state.cut(decision.head))
             state = self._truncate(state, decision.head, deadline)
         history = history.since(_first_needed(state, history)).thinned(now)
         # Lost to another process that applies the policy now, whose history is as good.
@@ -406,10 +421,10 @@ def _size(state: StreamState, start: Offsets, lengths: Mapping[int, int]) -> int
     return sum(lengths[number] - start.get(number, 0) for number in state.reachable(start))
 
 
-def _consumed(state: StreamState, cut: StreamCut) -> Offsets:
-    """Return a group's cut, or the head if the group is behind all that the state knows."""
+def _consumed(state: StreamState, cuts: Sequence[StreamCut]) -> Offsets:
+    """Return up to where a group has consumed the stream. Behind all that the state knows, it has consumed nothing."""
     try:
-        return state.check_cut(cut)
+        return reduce(state.earlier, map(state.check_cut, cuts)) if cuts else state.head
     except (InvalidArgumentError, NotFoundError):
         return state.head
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from readergroup.errors import StreamExistsError
-from readergroup.streams.config import KeyRange, ScalingPolicy, SegmentId, StreamConfig, StreamCut
+from readergroup.streams.config import KeyRange, RetentionPolicy, ScalingPolicy, SegmentId, StreamConfig, StreamCut
 from readergroup.streams.state import (
     STREAM_UPDATES,
     AbortTransaction,
@@ -550,6 +551,26 @@ def test_a_state_is_written_and_read_as_in_the_first_release() -> None:
     stored = golden("stream-snapshot-v1.msgpack", today)
     assert unpacked([stored]) == unpacked([today])
     assert CODEC.decode_snapshot(stored) == (FULL, 7)
+
+
+#: Later fields than those of the first release.
+RETENTION = RetentionPolicy(
+    max_age=timedelta(days=7),
+    max_bytes=2**30,
+    min_age=timedelta(hours=1.5),
+    min_bytes=2**20,
+    consumed_by="subscribers",
+)
+RETENTION_ON_THE_WIRE: list[Update[StreamState]] = [
+    CreateStream(incarnation="a1", config=StreamConfig(retention=RetentionPolicy(max_age=timedelta(days=7)))),
+    PublishScale(epoch=0),
+    ConfigureStream(config=StreamConfig(retention=RETENTION)),
+    ConfigureStream(config=StreamConfig()),
+]
+
+
+def test_a_retention_policy_is_written_and_read_as_in_its_first_release() -> None:
+    check_history("stream-history-retention-v2.msgpack", CODEC, StreamState(name=NAME), RETENTION_ON_THE_WIRE)
 
 
 def test_a_copy_has_the_segments_of_its_source() -> None:

@@ -40,6 +40,8 @@ NAMED_BY: Final[Mapping[str, frozenset[str]]] = {
     "PassCheckpoint": frozenset({"auditor", "checkpointing", "keeping", "random", "sightings"}),
     "FailCheckpoint": frozenset({"checkpointing", "random"}),
     "ResetStream": frozenset({"auditor", "keeping"}),
+    "SetRetentionCuts": frozenset({"random"}),
+    "NoteSkipped": frozenset({"random"}),
 }
 
 

@@ -17,12 +17,14 @@ from readergroup.group.model.updates import (
     CompleteSegment,
     CreateCheckpoint,
     FailCheckpoint,
+    NoteSkipped,
     PassCheckpoint,
     RecordWeights,
     ReleaseSegment,
+    SetRetentionCuts,
 )
-from readergroup.streams.config import SegmentId
-from synchronizer import InvalidArgumentError, NotFoundError
+from readergroup.streams.config import SegmentId, StreamCut
+from synchronizer import InvalidArgumentError, Map, NotFoundError
 from synchronizer.state import StateCodec
 from tests.readergroup.group.histories import STREAM, History, group_state, seg
 from tests.readergroup.group.model import reference_planner
@@ -147,6 +149,11 @@ class RandomHistory(RuleBasedStateMachine):
     def fail_checkpoint(self) -> None:
         for checkpoint in self.state.outstanding_checkpoints[:1]:
             self.history.apply(FailCheckpoint(checkpoint=checkpoint.token))
+
+    @rule(offset=st.integers(0, 10_000), skips=st.booleans())
+    def retain(self, offset: int, skips: bool) -> None:
+        cut = StreamCut(stream=STREAM, offsets=dict.fromkeys(self.state.offsets, offset), incarnation="i")
+        self.history.apply(NoteSkipped(head=cut) if skips else SetRetentionCuts(cuts=Map({STREAM: cut})))
 
     @rule()
     def rebalance(self) -> None:

@@ -18,12 +18,14 @@ from readergroup.group.model.updates import (
     EndStream,
     FailCheckpoint,
     NewSegment,
+    NoteSkipped,
     PassCheckpoint,
     ReassignSegment,
     RecordWeights,
     ReleaseSegment,
     RemoveReader,
     ResetStream,
+    SetRetentionCuts,
 )
 from readergroup.streams.config import StreamCut
 from synchronizer import Map, Update
@@ -110,6 +112,27 @@ def test_updates_are_written_and_read_as_in_the_first_release() -> None:
     assert CODEC.decode_body(stored) == EVERY_UPDATE
 
 
+#: Later updates and fields than those of the first release.
+RETENTION_HISTORY: list[Update[ReaderGroupState]] = [
+    ConfigureGroup(config=ReaderGroupConfig(streams=(STREAM,), retention="MANUAL")),
+    SetRetentionCuts(cuts=Map({STREAM: StreamCut(stream=STREAM, offsets={seg(0): 7, seg(1): 9}, incarnation="i")})),
+    SetRetentionCuts(cuts=Map({STREAM: StreamCut(stream=STREAM, offsets={seg(0): 8, seg(1): 9}, incarnation="i")})),
+    NoteSkipped(head=StreamCut(stream=STREAM, offsets={seg(0): 70, seg(1): 9}, incarnation="i")),
+    ConfigureGroup(config=ReaderGroupConfig(streams=(STREAM,), retention="AT_LAST_CHECKPOINT")),
+    ConfigureGroup(config=ReaderGroupConfig(streams=(STREAM,), retention="AT_LAST_COMMIT")),
+]
+
+
+def test_updates_for_retention_are_written_and_read_as_in_their_first_release() -> None:
+    today = CODEC.encode_updates(RETENTION_HISTORY)
+    stored = golden("group-updates-v2.msgpack", today)
+    assert msgpack.unpackb(stored) == msgpack.unpackb(today)
+    assert CODEC.decode_body(stored) == RETENTION_HISTORY
+    last = check_history("group-history-v2.msgpack", CODEC, group_state(2), RETENTION_HISTORY)
+    assert last.retention_cuts is not None and last.retention_cuts[STREAM].offsets[seg(0)] == 8
+    assert last.skipped is not None and last.skipped[STREAM].offsets[seg(0)] == 70
+
+
 #: Updates in the order of the log. What update number n makes, counted from 0, has the token 10 * n + 1.
 HISTORY: list[Update[ReaderGroupState]] = [
     AddReader(reader="r1", lease="abc", keeps=True),
@@ -162,7 +185,7 @@ HISTORY: list[Update[ReaderGroupState]] = [
 
 def test_updates_change_the_group_as_in_the_first_release() -> None:
     last = check_history("group-history-v1.msgpack", CODEC, group_state(2), HISTORY)
-    assert {type(update) for update in HISTORY} == set(UPDATES)
+    assert {type(update) for update in [*HISTORY, *RETENTION_HISTORY]} == set(UPDATES)
     assert last.lost == 0 and [each.name for each in last.checkpoints] == ["nightly", "cuts"]
 
 

@@ -1,0 +1,56 @@
+"""How far a subscribed group has consumed its streams: what a retention policy keeps for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..streams.config import SegmentId, StreamCut, number_of, stream_of
+from .model.state import ReaderGroupState
+from .model.updates import NoteSkipped
+
+
+def consumed_cuts(state: ReaderGroupState, offsets: Mapping[SegmentId, int]) -> Mapping[str, Sequence[StreamCut]]:
+    """Return cuts of each stream that the group subscribes to: it has consumed what is before all of them.
+
+    Without a cut it has consumed nothing. ``offsets`` are its committed positions.
+    """
+    kind = state.config.retention
+    found: dict[str, Sequence[StreamCut]] = {}
+    if kind == "NONE":
+        return found
+    released: Mapping[str, StreamCut] | None = None
+    if kind == "MANUAL":
+        released = state.retention_cuts or {}
+    elif kind == "AT_LAST_CHECKPOINT":
+        last = state.completed_checkpoints[-1:]
+        released = state.cuts_at(last[0].offsets) if last else {}
+    for stream, at in state.cuts_at({segment: offsets[segment] for segment in state.offsets}).items():
+        is_finished = state.streams[stream].ended and all(
+            found.completed for segment, found in state.segments.items() if stream_of(segment) == stream
+        )
+        if is_finished:
+            continue
+        if released is None:
+            found[stream] = [at]
+        else:  # the group may have been reset to an earlier place since
+            found[stream] = [released[stream], at] if stream in released else []
+    return found
+
+
+def note_skipped(state: ReaderGroupState, head: StreamCut) -> Iterable[NoteSkipped]:
+    """Return the update that notes the deletion of events, unless one of the same delay is noted already."""
+    followed = state.streams.get(head.stream)
+    if followed is None or followed.incarnation != head.incarnation:
+        return []
+    known = None if state.skipped is None else state.skipped.get(head.stream)
+    return [NoteSkipped(head=head)] if known is None or _is_beyond(state, known) else []
+
+
+def _is_beyond(state: ReaderGroupState, cut: StreamCut) -> bool:
+    """Return whether a reader of the group has committed something behind the cut."""
+    newest = max(map(number_of, cut.offsets))
+    return any(
+        offset > cut.offsets[segment] if segment in cut.offsets else number_of(segment) > newest
+        for segment, offset in state.offsets.items()
+        if stream_of(segment) == cut.stream
+    )
