@@ -193,20 +193,26 @@ class Retention:
         if not self.is_due or not self._working.acquire(blocking=False):
             return max(self.due, self._clock.monotonic() + _SHORTEST_INTERVAL_SECONDS)
         try:
-            now = self._clock.monotonic()
-            with self._lock:
-                self.due = now + INTERVAL_SECONDS
-                urgent, self._urgent = self._urgent, set()
+            while self.is_due:  # a writer may have made it due meanwhile
+                self._round()
+        finally:
+            self._working.release()
+        return self.due
+
+    def _round(self) -> None:
+        now = self._clock.monotonic()
+        with self._lock:
+            self.due = now + INTERVAL_SECONDS
+            urgent, self._urgent = self._urgent, set()
+        try:
             soonest = self._apply_due(urgent)
-            with self._lock:
-                self.due = min(self.due, now + max(soonest, _SHORTEST_INTERVAL_SECONDS))
         except ClosedError:
             raise
         except ReaderGroupError as error:
             _logger.info("retention is applied a minute later: %s", error)
-        finally:
-            self._working.release()
-        return self.due
+            return
+        with self._lock:
+            self.due = min(self.due, now + max(soonest, _SHORTEST_INTERVAL_SECONDS))
 
     def _apply_due(self, urgent: Iterable[str]) -> float:
         """Apply the policies that are due, and return in how many seconds the next is."""
