@@ -65,7 +65,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
     ended = "; it has read its streams to their end" if state.end_of_data else ""
     say(f"{group}: reads {', '.join(state.config.streams)} with {readers}{ended}")
     config = state.config.model_dump(exclude={"streams", "start", "end"}, exclude_none=True)
-    say(", ".join(f"{name} {value:g}" for name, value in config.items()))
+    say(", ".join(f"{name} {_setting(value)}" for name, value in config.items()))
     say("")
     rows = [
         (segment, found.owner or "-", f"{positions.get(segment, found.offset):,}", _condition(found))
@@ -75,6 +75,10 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
     idle = sorted(reader for reader in state.readers if not state.segments_of(reader))
     if idle:
         say(f"\nReaders without a segment: {', '.join(idle)}")
+
+
+def _setting(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 @commands.command()

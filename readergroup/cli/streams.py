@@ -1,4 +1,7 @@
-"""``readergroup stream``: creates, shows, scales, seals, truncates and deletes streams. `transfer` copies them."""
+"""``readergroup stream``: creates, shows, configures, scales, seals, truncates and deletes streams.
+
+`transfer` copies them, `retention` has what retention policies need.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,17 @@ import typer
 
 import readergroup as rg
 
+from .retention import (
+    ConsumedBy,
+    MaxAge,
+    MaxBytes,
+    MinAge,
+    MinBytes,
+    in_words,
+    policy_of,
+    retain_all,
+    show_report,
+)
 from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session
 
@@ -17,7 +31,8 @@ if TYPE_CHECKING:
     from ..streams.state import StreamState
 
 commands = typer.Typer(
-    help="Create, show, scale, seal, truncate, copy, export, import and delete streams.", no_args_is_help=True
+    help="Create, show, configure, scale, seal, truncate, copy, export, import and delete streams.",
+    no_args_is_help=True,
 )
 
 Name = Annotated[
@@ -38,11 +53,57 @@ def create(
     segments: Annotated[
         int, typer.Option(help="Number of segments: the most readers of a group that can share the stream.")
     ] = 1,
+    max_age: MaxAge = None,
+    max_bytes: MaxBytes = None,
+    min_age: MinAge = None,
+    min_bytes: MinBytes = None,
+    consumed_by: ConsumedBy = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a stream. If it exists with this number of segments, nothing changes."""
+    """Create a stream. If it exists with these options, nothing changes."""
+    retention = policy_of(max_age, max_bytes, min_age, min_bytes, consumed_by)
     with session(context).connect(may_create=True) as client:
-        show_change(client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(segments)), as_json)
+        show_change(
+            client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(segments), retention=retention), as_json
+        )
+
+
+@commands.command()
+def configure(
+    context: typer.Context,
+    stream: Name,
+    max_age: MaxAge = None,
+    max_bytes: MaxBytes = None,
+    min_age: MinAge = None,
+    min_bytes: MinBytes = None,
+    consumed_by: ConsumedBy = None,
+    no_retention: Annotated[bool, typer.Option("--no-retention", help="Keep all events from now on.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set which events a stream deletes: these options replace all former ones."""
+    retention = policy_of(max_age, max_bytes, min_age, min_bytes, consumed_by)
+    if (retention is None) != no_retention:
+        raise WrongUsage("use either options such as --retention-max-age 7d, or --no-retention")
+    with session(context).connect() as client:
+        found = client.streams.configure(stream, retention=retention or "none")
+    if as_json:
+        print_json(found)
+    else:
+        say(f"{found.name}: {in_words(found.config.retention)}")
+
+
+@commands.command()
+def retain(
+    context: typer.Context,
+    stream: Annotated[
+        str | None, typer.Argument(metavar="STREAM", help="Default: all with a retention policy.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; show what would be deleted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what retention policies no longer keep. Readers and writers do this once a minute; use it from cron."""
+    with session(context).connect() as client:
+        retain_all(client, stream, dry_run=dry_run, as_json=as_json)
 
 
 @commands.command(name="list")
@@ -74,6 +135,9 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     """Show a stream: its segments with their key ranges, and the start and end of its data."""
     with session(context).connect() as client:
         found = client.streams.info(stream)
+        report = None
+        if found.config.retention is not None and not as_json:
+            report = client.streams.retain(stream, dry_run=True)
     if as_json:
         print_json(found)
         return
@@ -88,6 +152,9 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     earlier = sorted(set(found.head.offsets) - set(found.segments), key=_number_of)
     if earlier:
         say(f"\nThe data at the head starts in earlier segments: {_places(found.head, earlier)}.")
+    if report is not None:
+        say(f"\nRetention: {in_words(report.policy)}. Next:")
+        show_report(report, dry_run=True)
 
 
 @commands.command()
