@@ -10,7 +10,6 @@ A writer also counts its bytes, and makes its stream due after a sixteenth of ``
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -128,7 +127,6 @@ class Retention:
         self._truncate = truncate
         self._store = metadata.store
         self._clock = metadata.clock
-        self._process = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._lock = threading.Lock()
         self._working = threading.Lock()
         self._budgets: dict[str, _Budget] = {}
@@ -153,9 +151,10 @@ class Retention:
         known = {f"{_DUE}{claim.stream}": claim.value} if claim.value is not None else {}
         remove_attributes(self._store, REGISTRY, {**known, f"{_HISTORY}{claim.stream}": ANY})
 
-    def _value(self, due: float) -> bytes:
-        # Different in all processes, so that a lost answer can be told from the success of another one.
-        return f"{due:.3f} {self._process}-{secrets.token_hex(2)}".encode()
+    @staticmethod
+    def _value(due: float) -> bytes:
+        # Never the same twice: a change that compares with it must not succeed after another one.
+        return f"{due:.3f} {secrets.token_hex(8)}".encode()
 
     # ------------------------------------------------------------------ what writers and readers do
 

@@ -21,7 +21,8 @@ _SCHEMA: Final = (*sqlite_rows.SCHEMA, *sqlite_extents.SCHEMA)
 
 
 def make(connection: sqlite3.Connection) -> None:
-    """Turn an empty file into a store."""
+    """Turn an empty file into a store. The caller's transaction has written nothing yet."""
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # the file can shrink
     for statement in _SCHEMA:
         connection.execute(statement)
     sqlite_rows.begin(connection)

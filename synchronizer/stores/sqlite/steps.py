@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from synchronizer.errors import StoreFullError
 from synchronizer.store import ANY, MAX_DELTA_BYTES, Append, Appended, AppendResult, Conflict, SegmentCopy, SegmentInfo
@@ -24,6 +24,12 @@ from . import extents as sqlite_extents
 from . import rows as sqlite_rows
 from .extents import MANY_EXTENTS, MAX_SEGMENT_BYTES
 from .rows import MAX_SEGMENTS, Attribute, DamagedError, Row
+
+#: One step of shrinking moves at most this many pages, in a few milliseconds.
+SHRINK_PAGES: Final = 128
+#: A file keeps this many free pages, 16 MiB, or this share of its used pages if that is more.
+_SPARE_PAGES: Final = 1024
+_SPARE_SHARE: Final = 1 / 4
 
 
 class Garbage(NamedTuple):
@@ -50,6 +56,23 @@ def _collect_deleted(connection: sqlite3.Connection, most: int) -> Garbage:
         return Garbage(None, is_more=True)
     sqlite_rows.free(connection, row)
     return Garbage(None, is_more=sqlite_rows.to_free(connection) is not None)
+
+
+def spare_pages(connection: sqlite3.Connection) -> int:
+    """Return how many pages the file has beyond those that new data will soon use; 0 in a file that cannot shrink."""
+    (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+    if not mode:  # made by a release before shrinking
+        return 0
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    return max(0, int(free) - max(_SPARE_PAGES, int((pages - free) * _SPARE_SHARE)))
+
+
+def shrink(connection: sqlite3.Connection) -> int:
+    """Move up to `SHRINK_PAGES` pages into free ones, so that the file can end before them; return what is spare."""
+    for _ in range(min(SHRINK_PAGES, spare_pages(connection))):
+        connection.execute("PRAGMA incremental_vacuum(1)")  # Python runs only the first page of more
+    return spare_pages(connection)
 
 
 def _row(connection: sqlite3.Connection, segment: str) -> Row:

@@ -536,11 +536,11 @@ class SqliteStore(SegmentStore):
         return self._unread_writer
 
     def _free(self, free: Callable[..., Garbage]) -> None:
-        """Free unused extents in portions, so that other writers get in between."""
-        garbage, portion = None, sqlite_extents.MANY_EXTENTS
+        """Free unused extents in portions, so that other writers get in between, and let the file shrink likewise."""
+        garbage, portion, spare = None, sqlite_extents.MANY_EXTENTS, 0
         while garbage is None or garbage.is_more:
             try:
-                garbage = self._write(partial(free, most=portion), essential=True)
+                garbage, spare = self._write(partial(_freed, free, portion), essential=True)
                 free = garbage.collect
             except (StoreUnavailableError, StoreFullError, OutcomeUnknownError) as error:
                 if isinstance(error, StoreFullError) and portion > sqlite_extents.FEW_EXTENTS:
@@ -550,6 +550,11 @@ class SqliteStore(SegmentStore):
                 else:
                     _logger.warning("space was not freed; the next truncation of the segment frees it: %s", error)
                     return
+        try:
+            while spare:
+                spare = self._write(sqlite_steps.shrink, weight=sqlite_steps.SHRINK_PAGES * _PAGE_BYTES, alone=True)
+        except (StoreUnavailableError, StoreFullError, OutcomeUnknownError) as error:
+            _logger.info("the file shrinks at the next truncation: %s", error)
 
     # Reading
 
@@ -724,6 +729,11 @@ class _DataVersionWatch:
 # Files and errors
 
 
+def _freed(free: Callable[..., Garbage], portion: int, connection: sqlite3.Connection) -> tuple[Garbage, int]:
+    """Free a portion; return what is left, and how many pages of the file are spare then."""
+    return free(connection, most=portion), sqlite_steps.spare_pages(connection)
+
+
 def _configure(connection: sqlite3.Connection, *, synchronous: str = "FULL") -> None:
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA fullfsync = 1")  # macOS: reach the disk, not only its cache
@@ -734,7 +744,7 @@ def _configure(connection: sqlite3.Connection, *, synchronous: str = "FULL") -> 
 def _make(connection: sqlite3.Connection, make: Callable[[sqlite3.Connection], None]) -> None:
     """Create or migrate the tables in one transaction."""
     try:
-        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("BEGIN")  # writes nothing yet, so that a new file can still get its kind
         make(connection)
         connection.execute(f"PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {sqlite_schema.FORMAT}")
