@@ -75,7 +75,7 @@ NOT_TYPED: Mapping[str, frozenset[str]] = {
     "our own code calls it": frozenset({
         "BatchClient.ranges_between", "Deadline.remaining", "EventBatch.offset_after",
         "EventBatch.only", "EventBatch.slices_after", "LeaderElection.on_news", "PollingNotifier.detect",
-        "ReaderGroup.open_reader", "Staging.encode", "Staging.write_encoded",
+        "ReaderGroup.open_reader", "ReaderGroupManager.note_skipped", "Staging.encode", "Staging.write_encoded",
         "StreamManager.delete_staged", "StreamManager.finish_pending", "StreamManager.resolve",
         "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put", "Subscription.receive",
         "TransitionFeed.put",
@@ -105,6 +105,9 @@ ALSO: Mapping[str, Mapping[str, object]] = {
     "Client.event_processor": {"handler": print},
     "StateSynchronizer": {"initial": Counter()},
     "StreamManager.copy": {"source": STREAM},
+    "StreamManager.configure": {"name": STREAM, "retention": "none"},
+    "RetentionPolicy": {"consumed_by": "subscribers"},
+    "ReaderGroup.update_retention_cuts": {"cuts": {}},
     "ReaderGroupManager.create": {"streams": (STREAM,)},
 }
 

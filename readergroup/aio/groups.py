@@ -14,6 +14,7 @@ from ..group.notifiers import (
     CheckpointNotification,
     EndOfDataNotification,
     ReaderNotification,
+    RetentionNotification,
     SegmentNotification,
 )
 from ..group.reader_group import ReaderGroup as SyncReaderGroup
@@ -48,6 +49,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         self.end_of_data_notifier: Notifier[EndOfDataNotification] = Notifier(wrapped.end_of_data_notifier, calls)
         self.reader_notifier: Notifier[ReaderNotification] = Notifier(wrapped.reader_notifier, calls)
         self.checkpoint_notifier: Notifier[CheckpointNotification] = Notifier(wrapped.checkpoint_notifier, calls)
+        self.retention_notifier: Notifier[RetentionNotification] = Notifier(wrapped.retention_notifier, calls)
 
     name = Plain(lambda group: str(group.name))
     online_readers = awaited(SyncReaderGroup.online_readers)
@@ -59,6 +61,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
     checkpoint = awaited(SyncReaderGroup.checkpoint, waits=True)
     generate_stream_cuts = awaited(SyncReaderGroup.generate_stream_cuts, waits=True)
     reset = awaited(SyncReaderGroup.reset)
+    update_retention_cuts = awaited(SyncReaderGroup.update_retention_cuts)
     checkpoints: AwaitedProperty[Mapping[str, Checkpoint]] = AwaitedProperty(lambda group: group.checkpoints)
 
     @property

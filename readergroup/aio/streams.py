@@ -25,6 +25,7 @@ class StreamManager(Facade[SyncStreamManager]):
     seal = awaited(SyncStreamManager.seal)
     configure = awaited(SyncStreamManager.configure)
     truncate = awaited(SyncStreamManager.truncate)
+    retain = awaited(SyncStreamManager.retain)
     copy = awaited(SyncStreamManager.copy)
     delete = awaited(SyncStreamManager.delete)
     info = awaited(SyncStreamManager.info)

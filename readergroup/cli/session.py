@@ -33,7 +33,10 @@ _PATIENCE_SECONDS: Final = 2.0
 #: What errors of the library recommend, and the commands that do it.
 _COMMANDS: Final[Mapping[str, str]] = {
     "create it with streams.create": "create it with 'readergroup stream create'",
-    "change it with streams.configure": "change its segments with 'readergroup stream scale'",
+    "the stream has no retention policy; change it with streams.configure": (
+        "the stream has no retention policy; set one with 'readergroup stream configure'"
+    ),
+    "change it with streams.configure": "change it with 'readergroup stream scale' or 'readergroup stream configure'",
     "complete it with streams.copy": "complete it with 'readergroup stream copy'",
     "discard it with streams.delete": "discard it with 'readergroup stream delete'",
     "create it with groups.create": "'readergroup read --group' creates it",

@@ -34,7 +34,12 @@ def watch(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     heard = _Heard()
     with ended_by_signal(heard.stop), session(context).connect() as client:
         found = client.groups.get(group)
-        for notifier in (found.segment_notifier, found.reader_notifier, found.end_of_data_notifier):
+        for notifier in (
+            found.segment_notifier,
+            found.reader_notifier,
+            found.end_of_data_notifier,
+            found.retention_notifier,
+        ):
             notifier.register_listener(heard.put)
         if as_json:
             _print_json_lines(heard)
@@ -177,6 +182,10 @@ def words(notification: rg.Notification) -> str:
             return f"readers: {', '.join([*changes, there])}"
         case rg.EndOfDataNotification():
             return f"end of data: {'; '.join(map(str, notification.cuts.values()))}"
+        case rg.RetentionNotification():
+            return (
+                f"deleted before they were consumed: events before {'; '.join(map(str, notification.heads.values()))}"
+            )
         case rg.LagSample():
             return f"lag: {behind(notification)}"
         case _:

@@ -638,7 +638,7 @@ class ReaderGroup:
         config = self.synchronizer.fetch_updates(timeout=deadline.remaining()).config
         if config.retention != "MANUAL":
             raise InvalidArgumentError(
-                'only a group with retention="MANUAL" takes cuts; see group.configure',
+                'only a group with retention="MANUAL" takes cuts',
                 group=self.name,
                 retention=config.retention,
             )

@@ -140,10 +140,10 @@ _MAX_AGE: Final = timedelta(days=36_525)
 
 def _age(value: object) -> timedelta:
     """Return an age that is given as a `timedelta`, or in seconds, as it is stored."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, float) and math.isfinite(value):
         value = timedelta(seconds=min(value, 2 * _MAX_AGE.total_seconds()))
     if not isinstance(value, timedelta):
-        raise ValueError("must be a timedelta, or seconds")
+        raise ValueError("must be a timedelta")
     if not timedelta() < value <= _MAX_AGE:
         raise ValueError(f"must be above 0 and at most {_MAX_AGE.days} days")
     return value

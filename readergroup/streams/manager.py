@@ -49,6 +49,7 @@ _STREAMS_AT_ONCE: Final = 100
 
 
 def _config(scaling: ScalingPolicy | None, retention: RetentionPolicy | None) -> StreamConfig:
+    check_type(scaling, ScalingPolicy, "scaling", or_none=True)
     check_type(retention, RetentionPolicy, "retention", or_none=True)
     return StreamConfig(scaling=scaling or ScalingPolicy(segments=1), retention=retention)
 
@@ -256,10 +257,10 @@ class StreamManager:
         check_type(scaling, ScalingPolicy, "scaling", or_none=True)
         if retention != "none":
             check_type(retention, RetentionPolicy, "retention", or_none=True)
-        if scaling is None and retention is None:
-            raise InvalidArgumentError("pass scaling or retention", stream=name)
         deadline = self.metadata.deadline(timeout)
         synchronizer = self.metadata.existing(name, deadline)
+        if scaling is None and retention is None:
+            raise InvalidArgumentError("pass scaling or retention", stream=name)
         if isinstance(retention, RetentionPolicy):
             self.retention.register(name, deadline)
 

@@ -282,7 +282,9 @@ class Retention:
         state = self._pending.fetch_state(stream, deadline)
         policy = state.config.retention
         if policy is None:
-            raise InvalidArgumentError("the stream has no retention policy; see streams.configure", stream=stream)
+            raise InvalidArgumentError(
+                "the stream has no retention policy; change it with streams.configure", stream=stream
+            )
         subscribers = self._subscribers().get(stream, {})
         decision, consumed = self._apply(state, policy, subscribers, deadline, dry_run=dry_run)
         head = state.head if decision is None else decision.head

@@ -267,3 +267,22 @@ def test_l4_a_notification_comes_soon_after_the_scale(world: World) -> None:
         before = client.clock.monotonic()
         assert notifier.wait(timeout=20).number_of_segments == 3
         assert client.clock.monotonic() - before < 1
+
+
+# ---------------------------------------------------------------------- retention
+
+
+def test_a_listener_hears_once_that_events_were_deleted_which_the_group_needed(
+    world: World, listening: rg.ReaderGroup
+) -> None:
+    told: list[rg.RetentionNotification] = []
+    listening.retention_notifier.register_listener(told.append)
+    assert told == []
+    head = world.admin.streams.info(STREAM).head
+    world.admin.groups.note_skipped("billing", head)
+    world.admin.groups.note_skipped("billing", head)
+    listening.retention_notifier.poll()
+    assert [dict(n.heads) for n in told] == [{STREAM: head}]
+    late: list[rg.RetentionNotification] = []
+    listening.retention_notifier.register_listener(late.append)
+    assert [dict(n.heads) for n in late] == [{STREAM: head}]
