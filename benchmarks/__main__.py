@@ -29,6 +29,7 @@ from .reading import iterate, read_batch
 from .recipes import bounded, recipes
 from .report import Measured, compared, run_of, show
 from .results import STORED, load, save
+from .retaining import retain
 from .sharing import share
 from .spark import spark
 from .spark_plain import spark_plain
@@ -53,6 +54,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "share": share,
     "write": write,
     "append-together": append_together,
+    "retain": retain,
     "update": update,
     "contend": contend,
     "recipes": recipes,
