@@ -17,8 +17,8 @@ from .stores import Store
 EVENTS = 500_000
 DELETED = 1_000_000
 ROUNDS = 7
-#: Of the rounds' 50 MB of events, so that a round applies the policy many times.
-MAX_BYTES = 16 * 2**20
+#: A round writes 50 MB and applies the policy about ten times.
+MAX_BYTES = 64 * 2**20
 
 
 def retain(store: Store) -> Iterator[Result]:

@@ -49,7 +49,7 @@ def decide(
         consumed: How far each subscribed group has consumed the stream.
     """
     decision: Decision | None = None
-    limit, reason = _limit(policy, history, now)
+    limit, reason = _limit(policy, state, history, now)
     if limit is not None and not _covers(state, state.head, limit.offsets):
         head = state.later(state.head, limit.offsets)
         skipped = sorted(name for name, cut in consumed.items() if not _covers(state, cut, head))
@@ -62,16 +62,29 @@ def decide(
     return decision
 
 
-def _limit(policy: RetentionPolicy, history: History, now: float) -> tuple[Sample | None, Reason]:
+def _limit(policy: RetentionPolicy, state: StreamState, history: History, now: float) -> tuple[Sample | None, Reason]:
     """Return the sample up to which events are deleted whether or not they are read."""
     found: list[tuple[Sample, Reason]] = []
     if policy.max_age is not None:
         old = [each for each in history.samples if each.at <= now - policy.max_age.total_seconds()]
         found += [(each, "max_age") for each in old[-1:]]
     if policy.max_bytes is not None:
-        small = [each for each in history.samples if history.newest.written - each.written <= policy.max_bytes]
-        found += [(each, "max_bytes") for each in small[:1]]
+        found.append((_last_within(policy.max_bytes, state, history), "max_bytes"))
     return max(found, key=lambda each: each[0].written, default=(None, "max_age"))
+
+
+def _last_within(size: int, state: StreamState, history: History) -> Sample:
+    """Return the first sample from which on there are at most ``size`` bytes.
+
+    If something has to be deleted, a little more is, so that the next deletion is not due at once.
+    """
+    remaining = [(history.newest.written - each.written, each) for each in history.samples]
+    first = next(each for left, each in remaining if left <= size)
+    if _covers(state, state.head, first.offsets):
+        return first
+    return next(
+        (each for left, each in remaining if (1 - 2 * PRECISION) * size <= left <= (1 - PRECISION) * size), first
+    )
 
 
 def _consumed(
