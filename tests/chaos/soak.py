@@ -199,7 +199,8 @@ class Soak:
         self._began = time.monotonic()
         self._behind = 0
         pace = setting.pace
-        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(MIN_SEGMENTS))
+        policy = rg.RetentionPolicy(max_bytes=pace.max_bytes) if pace.max_bytes else None
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(MIN_SEGMENTS), retention=policy)
         self._group = client.groups.create(
             GROUP, streams=[STREAM], reader_timeout_seconds=pace.reader_timeout_seconds, position_interval_seconds=0.5
         )
@@ -242,7 +243,8 @@ class Soak:
     def run(self, until: Callable[[Soak], bool]) -> None:
         pace, duties = self._setting.pace, Duties()
         duties.every(pace.sample, self._unless_away(self._sample))
-        duties.every(pace.truncate, self._unless_away(self._truncate))
+        if not pace.max_bytes:
+            duties.every(pace.truncate, self._unless_away(self._truncate))
         duties.every(pace.scale, self._unless_away(self._scale))
         duties.every(pace.lag, self._unless_away(self._ask_for_lag))
         duties.every(pace.listen, self._unless_away(self._register_or_unregister))
@@ -354,7 +356,7 @@ class Soak:
             "log of the group, bytes": _kept(store, self._group.synchronizer.segment),
             "log of the stream, bytes": _kept(store, log_of_stream),
             "log of the shared state, bytes": _kept(store, self._counting.synchronizer.segment),
-            "events kept, bytes": sum(_kept(store, name) for name in data),
+            "events kept, bytes": self._kept_events(data),
             "events behind": self._behind,
             "segments in the store": len(names),
             "segments in the stream's state": len(stream.segments),
@@ -365,6 +367,13 @@ class Soak:
             **{f"servers: {what}": value for what, value in self._host.figures().items()},
             **(_of_the_file(Path(self._host.path)) if isinstance(self._host, FileHost) else {}),
         }
+
+    def _kept_events(self, data: Sequence[str]) -> int:
+        kept, most = sum(_kept(self._client.store, name) for name in data), self._setting.pace.max_bytes
+        # Beside a fifth, a writer may store a round before the policy is applied, on any machine.
+        if most and kept > 1.2 * most + 2**20:
+            self.ledger.broken(f"the stream has {kept:,} bytes, of {most:,} that its policy allows")
+        return kept
 
 
 def _kept(store: SegmentStore, segment: str) -> int:
@@ -405,10 +414,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--store", default="sqlite", help=f"{', '.join(KINDS)} or an address")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-bytes", type=int, default=0, help="keep the stream at this size by a retention policy")
+    parser.add_argument("--events-per-second", type=float, default=Pace().events_per_second)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(arguments)
     # In a shorter run what is slow has to be reached sooner. Under ten minutes it tells little.
-    pace = Pace(sample=min(5.0, options.minutes), retention_seconds=min(120.0, 4 * options.minutes))
+    pace = Pace(
+        events_per_second=options.events_per_second,
+        sample=min(5.0, options.minutes),
+        retention_seconds=min(120.0, 4 * options.minutes),
+        max_bytes=options.max_bytes,
+    )
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
         with host_of(options.store, folder) as host:

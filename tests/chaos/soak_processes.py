@@ -58,6 +58,8 @@ class Pace(NamedTuple):
     short_writer: float = 3.0
     #: Between two faults of the servers or the network, where the store has such.
     mishap: float = 20.0
+    #: The policy of the stream, which then nobody truncates by hand. 0: none.
+    max_bytes: int = 0
 
 
 class Setting(NamedTuple):

@@ -46,7 +46,7 @@ _CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
 _MOST_SHARES: Final = 4
 _PATIENCE_WITH_READERS_MS: Final = 100
 #: The number of pages that a commit adds to the log in addition to its data.
-_COMMIT_OVERHEAD_PAGES: Final = 3
+_COMMIT_OVERHEAD_PAGES: Final = 4
 #: Small commits of this total size share one check of the growth that the log needs.
 _UNSEEN_BYTES: Final = 64 * 1024
 #: More than a row takes besides its data: key, names and checksum.
