@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from synchronizer import (
@@ -110,6 +111,17 @@ class StreamMetadata:
             opened.close()
         return synchronizer
 
+    @contextmanager
+    def used(self, name: str) -> Iterator[None]:
+        """Keep the stream open after the block only if it was before, so that many can be used one after the other."""
+        was_open = name in self._synchronizers
+        try:
+            yield
+        finally:
+            if not was_open:
+                with self._lock:
+                    self._synchronizers.let_go(name)
+
     def create(self, states: Sequence[StreamState], deadline: Deadline) -> bool:
         """Create the metadata of new streams, and their segments, in one step; return whether that was done.
 
@@ -189,17 +201,13 @@ class StreamMetadata:
 
     def _read_alone(self, log: str, timeout: float | None) -> StreamState | None:
         name = log.removeprefix(_LOG_PREFIX)
-        was_open = name in self._synchronizers
         length = self.backoff(self.deadline(timeout)).retry(lambda: self._deleted.length(log))
-        try:
-            return self.existing(name, self.deadline(timeout)).state
-        except NotFoundError:
-            self._deleted.add(log, length)
-            return None
-        finally:
-            if not was_open:
-                with self._lock:
-                    self._synchronizers.let_go(name)
+        with self.used(name):
+            try:
+                return self.existing(name, self.deadline(timeout)).state
+            except NotFoundError:
+                self._deleted.add(log, length)
+                return None
 
     def close(self) -> None:
         """End the calls that wait, and close all synchronizers. Closing twice is no error."""

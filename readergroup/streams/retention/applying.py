@@ -235,7 +235,8 @@ class Retention:
                 if claim is not None:
                     if subscribers is None:
                         subscribers = self._subscribers()
-                    soonest = min(soonest, self._apply_claimed(claim, subscribers))
+                    with self._metadata.used(stream):
+                        soonest = min(soonest, self._apply_claimed(claim, subscribers))
             except ClosedError:
                 raise
             except ReaderGroupError as error:
@@ -356,11 +357,7 @@ class Retention:
         """Return the history with a sample of now, and how many bytes came since the last one."""
         history = None if stored is None else History.decode(stored)
         for each in (history, History(state.incarnation, (Sample(float("-inf"), 0, state.head),))):
-            if (
-                each is None
-                or each.incarnation != state.incarnation
-                or not each.newest.offsets.keys() <= state.segments.keys()
-            ):
+            if each is None or each.incarnation != state.incarnation or not _is_known(state, each.newest):
                 continue
             try:
                 lengths = self._lengths(state, each.newest.offsets, deadline)
