@@ -26,7 +26,7 @@ from .extents import MANY_EXTENTS, MAX_SEGMENT_BYTES
 from .rows import MAX_SEGMENTS, Attribute, DamagedError, Row
 
 #: One step of shrinking moves at most this many pages, in a few milliseconds.
-SHRINK_PAGES: Final = 128
+SHRINK_PAGES: Final = 32
 #: A file keeps this many free pages, 16 MiB, or this share of its used pages if that is more.
 _SPARE_PAGES: Final = 1024
 _SPARE_SHARE: Final = 1 / 4
