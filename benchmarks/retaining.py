@@ -58,7 +58,7 @@ def retain(store: Store) -> Iterator[Result]:
             target=50,
             better="less",
             beside=f"before that {1000 * percentile(calm, 99):.1f} ms; deleted within {took:.1f} s",
-            held_back_by="a busy machine is as slow before; SQLite has one writer, which takes up to 20 ms to free 64 MB",
+            held_back_by="SQLite has one writer, which takes up to 20 ms to free 64 MB; compare with the time before",
         )
 
 
