@@ -18,7 +18,15 @@ from ..group.notifiers import (
     SegmentNotification,
 )
 from ..group.reader_group import ReaderGroup as SyncReaderGroup
-from ..scaling.handlers import HandleArrow, HandleBatch, HandleEvent, Order
+from ..scaling.handlers import (
+    HandleArrow,
+    HandleArrowWith,
+    HandleBatch,
+    HandleBatchWith,
+    HandleEvent,
+    HandleEventWith,
+    Order,
+)
 from ..streams.config import SegmentId
 from ..streams.serializers import Serializer
 from .calls import Calls
@@ -161,6 +169,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
+        sink: None = None,
     ) -> Opening[ReaderPool[bytes]]: ...
     @overload
     def pool(
@@ -175,20 +184,52 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
+        sink: None = None,
+    ) -> Opening[ReaderPool[T]]: ...
+    @overload
+    def pool(
+        self,
+        handle: HandleEventWith[bytes] | None = None,
+        *,
+        sink: SqlSink,
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatchWith[bytes] | None = None,
+        handle_arrow: HandleArrowWith | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
+    ) -> Opening[ReaderPool[bytes]]: ...
+    @overload
+    def pool(
+        self,
+        handle: HandleEventWith[T] | None = None,
+        *,
+        sink: SqlSink,
+        serializer: Serializer[T],
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatchWith[T] | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
     ) -> Opening[ReaderPool[T]]: ...
     def pool(
         self,
-        handle: HandleEvent[Any] | None = None,
+        handle: HandleEvent[Any] | HandleEventWith[Any] | None = None,
         *,
         serializer: Serializer[Any] | None = None,
         readers: int | ReaderScalingPolicy = 1,
         workers: Literal["thread", "process"] = "thread",
         retry: RetryPolicy | None = None,
-        handle_batch: HandleBatch[Any] | None = None,
-        handle_arrow: HandleArrow | None = None,
+        handle_batch: HandleBatch[Any] | HandleBatchWith[Any] | None = None,
+        handle_arrow: HandleArrow | HandleArrowWith | None = None,
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
+        sink: SqlSink | None = None,
     ) -> Opening[ReaderPool[Any]]:
         """Open a pool, which works during its ``async with`` block. Awaited without a block, it works in its `run`.
 
@@ -204,6 +245,8 @@ class ReaderGroup(Facade[SyncReaderGroup]):
             concurrency: How many events, or batches, each worker handles at once, from 1 to 10,000.
             order: "key", "segment" or "none", as of `ReaderGroup.pool`.
             handler_timeout_seconds: Cancel an ``async def`` after this time, which counts as a failed attempt.
+            sink: A `SqlSink`, whose connection the handler gets as its second argument. Its database is asynchronous
+                for an ``async def``.
 
         Raises:
             ReaderGroupError: As `ReaderGroup.pool`.
@@ -223,6 +266,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
                 concurrency=concurrency,
                 order=order,
                 handler_timeout_seconds=handler_timeout_seconds,
+                sink=sink,
             )
         )
 

@@ -22,7 +22,7 @@ from ..group.reader import Reader
 from ..streams.event import Event, EventBatch
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
-from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError
+from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError, loop_of
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
@@ -97,7 +97,7 @@ class Worker(Generic[T]):
         self._dead_letters: EventWriter[DeadLetter] | None = None
         self._handle_what: Handle = self._with_sink(task.handler)
         self._awaiting: Awaiting | None = None
-        if task.concurrency == 1 and is_async(task.handler):
+        if task.concurrency == 1 and is_async(task.handler) and loop_of(task.handler) is None:
             with loading():
                 from .awaiting import Awaiting
             self._handle_what = self._awaiting = Awaiting(self._handle_what, task.handler_timeout_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import readergroup as rg
+from readergroup import aio
 from readergroup.sinks import SqlSink
 from tests.readergroup.sinks.conftest import STREAM, write
 from tests.readergroup.sinks.databases import ApplicationDatabase
@@ -194,3 +196,38 @@ def test_async_handlers_with_an_asynchronous_database(
     database.check(expected)
     assert database.execute("SELECT * FROM readergroup_progress_finished") == []
     assert threading.active_count() < 50
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_handlers_on_the_loop_of_the_application_are_stored_once(
+    async_database: ApplicationDatabase, client: rg.Client, concurrency: int
+) -> None:
+    expected = write(client, 20)
+    failed = Counter[str]()
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def handle(event: rg.Event[bytes], connection: Any) -> None:
+            assert asyncio.get_running_loop() is loop
+            await async_database.store_async(connection, event)
+            failed[str(event.pointer)] += 1
+            if event.raw.endswith(b"7") and failed[str(event.pointer)] == 1:
+                raise ZeroDivisionError("fails after its effect")
+
+        async with aio.Client(client.store) as own:
+            group = await own.groups.create("billing", streams=[STREAM])
+            given = async_database.given()
+            if hasattr(given, "open"):
+                await given.open()
+            try:
+                retry = rg.RetryPolicy(attempts=3, first_delay_seconds=0.001)
+                pool = await group.pool(handle, sink=SqlSink(given), retry=retry, concurrency=concurrency)
+                await pool.run()
+            finally:
+                if hasattr(given, "open"):
+                    await given.close()
+
+    asyncio.run(test())
+    async_database.check(expected)
+    assert max(failed.values()) == 2
