@@ -388,7 +388,7 @@ def test_events_for_a_sealed_stream_wait_and_keep_no_others_back(
         ("headers", b"\xc1"),
         ("headers", b"\x05"),
         ("stream", "no stream"),
-        ("data", bytes(2**24)),
+        ("data", bytes(9 * 2**20)),
     ],
     ids=["headers", "other headers", "stream", "size"],
 )
