@@ -40,7 +40,7 @@ def outbox(store: Store) -> Iterator[Result]:
             unit="ms",
             target=100 if on_postgres else 250,
             better="less",
-            beside=f"half of them: {percentile(latencies, 50) * 1000:.1f} ms; in turn with them, by a writer and flush: "
+            beside=f"half of them: {percentile(latencies, 50) * 1000:.1f} ms; in turn with them, by a writer's flush: "
             f"{percentile(without, 99) * 1000:.1f} ms, half of them {percentile(without, 50) * 1000:.1f} ms",
             note="" if on_postgres else "The application's database is a SQLite file.",
         )

@@ -128,8 +128,7 @@ def _transact(
             time.sleep(rng.uniform(0, 0.05))
     if rng.random() < 0.2:
         connection.rollback()
-        with given_up.get_lock():
-            given_up.value += 1
+        given_up.value += 1
     else:
         connection.commit()
 
@@ -156,7 +155,7 @@ class Play:
         self._place = place
         self._url = url
         self._numbers = itertools.count()
-        self._given_up = _context.Value("i", 0)
+        self._given_up: list[Any] = []  # a counter of each writer, without a lock that it could die with
         self.writers = [self._start_writer() for _ in range(_WRITERS)]
         self.relays = [self._start_relay() for _ in range(_RELAYS)]
         self._stopped: set[BaseProcess] = set()
@@ -169,7 +168,9 @@ class Play:
 
     def _start_writer(self) -> BaseProcess:
         number = next(self._numbers)
-        arguments = self.report.database, self._place, self._url, self._given_up
+        given_up = _context.Value("i", 0, lock=False)
+        self._given_up.append(given_up)
+        arguments = self.report.database, self._place, self._url, given_up
         return self._start(write, number, 1000 * self.report.seed + number, *arguments)
 
     def _start_relay(self) -> BaseProcess:
@@ -194,7 +195,7 @@ class Play:
             self._resume(process)
         outbox = rg.Outbox(client, lambda: connect_to(self.report.database, self._place))
         until(lambda: outbox.lag().events == 0, "an empty outbox")
-        self.report.rolled_back = self._given_up.value
+        self.report.rolled_back = sum(each.value for each in self._given_up)
 
     def _committed(self) -> int:
         with closing(connect_to(self.report.database, self._place)) as connection:
