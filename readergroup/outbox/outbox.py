@@ -71,13 +71,14 @@ class Outbox(Generic[T]):
         client: Gives access to the store of the streams. It is borrowed.
         engine_or_connect: How to open connections of the outbox's own to the database with the table: a synchronous
             engine of SQLAlchemy, a pool of psycopg, the alias of a database of Django, or a function without
-            arguments that returns a new connection of psycopg, psycopg2, pg8000 or sqlite3.
+            arguments that returns a new connection of psycopg, psycopg2 or sqlite3.
         serializer: Turns values into bytes. Default: events are bytes.
         table: The name of the table, perhaps with a schema. Default: ``readergroup_outbox``.
         stuck_after_seconds: `stuck_notifier` reports events that are older. Default: 60.
 
     Raises:
-        UnsupportedError: ``engine_or_connect`` is of another kind.
+        InvalidArgumentError: ``engine_or_connect`` is of another kind.
+        UnsupportedError: It is asynchronous.
     """
 
     @overload
@@ -132,7 +133,7 @@ class Outbox(Generic[T]):
 
         Args:
             connection: The connection that your transaction runs on: of SQLAlchemy (or its session), psycopg, psycopg2,
-                pg8000, sqlite3 or Django. It is borrowed: the call neither commits nor closes it.
+                sqlite3 or Django. It is borrowed: the call neither commits nor closes it.
             stream: The stream, ``scope/name``. It need not exist yet.
             event: A value that the serializer takes, at most 8 MiB with its headers.
             routing_key: Selects the segment; at most 4096 characters. Default: none; the event goes to any segment.
