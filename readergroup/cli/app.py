@@ -9,20 +9,7 @@ import typer
 
 from synchronizer import ReaderGroupError
 
-from . import (
-    config,
-    demo,
-    doctor,
-    groups,
-    notifications,
-    outbox,
-    reading,
-    sinks,
-    streams,
-    transfer,
-    watching,
-    writing,
-)
+from . import config, demo, doctor, groups, notifications, outbox, reading, sinks, streams, transfer, watching, writing
 from .screen import say
 from .session import Commands, Session
 
