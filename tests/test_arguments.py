@@ -39,6 +39,7 @@ import notifications
 import readergroup as rg
 import synchronizer
 from readergroup.group.manager import ReaderGroupManager
+from readergroup.sinks import SqlSink
 from readergroup.streams.manager import StreamManager
 from synchronizer import ANY, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
@@ -288,7 +289,7 @@ def hint_of(call: Any, parameter: inspect.Parameter) -> Any:
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
     function = inspect.unwrap(call.__init__ if inspect.isclass(call) else call)
-    names = {**exported(rg), "StreamManager": StreamManager, **function.__globals__}
+    names = {**exported(rg), "StreamManager": StreamManager, "SqlSink": SqlSink, **function.__globals__}
     return eval(parameter.annotation, names)
 
 

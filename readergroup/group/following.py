@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from synchronizer import Deadline, Revision
 from synchronizer.callables import checked
@@ -24,6 +24,7 @@ SegmentCallback = Callable[[SegmentId], object]
 CheckpointCallback = Callable[[str], object]
 
 
+@runtime_checkable
 class Claims(Protocol):
     """Where the application stores how far each segment is processed."""
 

@@ -214,19 +214,6 @@ class ReaderGroup:
         self._close_at_end(reader)
         return reader
 
-    def claiming_reader(self, reader_id: str, serializer: Serializer[T], claims: Claims) -> Reader[T]:
-        """Open the reader of a worker with a sink. Pools use it."""
-        return self.open_reader(
-            Reader[T],
-            reader_id,
-            serializer=serializer,
-            auto_commit=True,
-            on_assign=None,
-            on_release=None,
-            on_checkpoint=None,
-            claims=claims,
-        )
-
     def concurrent_reader(
         self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight, claims: Claims | None = None
     ) -> ConcurrentReader[T]:
@@ -235,6 +222,7 @@ class ReaderGroup:
             from .concurrent_reader import ConcurrentReader
 
         check_type(in_flight, EventsInFlight, "in_flight")
+        check_type(claims, Claims, "claims", or_none=True)
         reader = ConcurrentReader(
             self._updater,
             self.coordinator,

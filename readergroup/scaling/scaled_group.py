@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from synchronizer import Clock, StateSynchronizer
 
-from ..group.following import Claims
+from ..group.following import CheckpointCallback, Claims, SegmentCallback
 from ..group.lag import GroupLag
 from ..group.model.config import ReaderGroupConfig
 from ..group.model.state import ReaderGroupState
@@ -18,6 +18,7 @@ from ..streams.serializers import Serializer
 if TYPE_CHECKING:  # only workers that handle many events at once load it
     from ..group.concurrent_reader import ConcurrentReader
 
+R = TypeVar("R", bound=Reader[Any])
 T = TypeVar("T")
 
 
@@ -33,7 +34,18 @@ class ScaledGroup(Protocol):
     def config(self) -> ReaderGroupConfig: ...
     def lag(self) -> GroupLag: ...
     def reader(self, reader_id: str, *, serializer: Serializer[T]) -> Reader[T]: ...
-    def claiming_reader(self, reader_id: str, serializer: Serializer[T], claims: Claims) -> Reader[T]: ...
+    def open_reader(
+        self,
+        kind: type[R],
+        reader_id: str | None,
+        *,
+        serializer: Serializer[Any] | None,
+        auto_commit: bool,
+        on_assign: SegmentCallback | None,
+        on_release: SegmentCallback | None,
+        on_checkpoint: CheckpointCallback | None,
+        claims: Claims | None = None,
+    ) -> R: ...
     def concurrent_reader(
         self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight, claims: Claims | None = None
     ) -> ConcurrentReader[T]: ...

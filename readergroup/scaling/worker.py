@@ -133,7 +133,16 @@ class Worker(Generic[T]):
         group, serializer = self._task.group, self._task.serializer
         if self._sink is None:
             return group.reader(self.reader_id, serializer=serializer)
-        return group.claiming_reader(self.reader_id, serializer, self._sink)
+        return group.open_reader(
+            Reader[T],
+            self.reader_id,
+            serializer=serializer,
+            auto_commit=True,
+            on_assign=None,
+            on_release=None,
+            on_checkpoint=None,
+            claims=self._sink,
+        )
 
     def _with_sink(self, handle: Callable[..., object]) -> Handle:
         """Return the handler that the worker calls with events."""

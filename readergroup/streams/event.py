@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 from synchronizer import InvalidArgumentError
-from synchronizer.arguments import check_type
+from synchronizer.arguments import check_count, check_type
 from synchronizer.threads.loading import loading
 
 from .config import SegmentId
@@ -207,8 +207,10 @@ class EventBatch(Sequence[Event[T]]):
             index -= each.size
         raise IndexError(index)
 
-    def without(self, offsets: Container[int], *, before: int = 0) -> EventBatch[T]:
+    def without(self, offsets: frozenset[int], *, before: int = 0) -> EventBatch[T]:
         """Return a batch without the events at these offsets, and without those before another offset."""
+        check_type(offsets, frozenset, "offsets")
+        check_count(before, "before", at_least=0)
         slices: list[BlockSlice] = []
         index = 0
         for each in self._slices:

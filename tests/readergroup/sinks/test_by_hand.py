@@ -375,7 +375,7 @@ def test_events_without_a_group_are_refused(database: ApplicationDatabase, clien
             transaction._row = object()  # type: ignore[assignment]
             transaction.__enter__()
     with group.reader() as reader, pytest.raises(rg.InvalidArgumentError, match="empty"):
-        sink.transaction(batch.without(batch.offsets))
+        sink.transaction(batch.without(frozenset(batch.offsets)))
 
 
 def test_sinks_and_handlers_that_do_not_fit_are_refused(client: rg.Client, tmp_path: Path) -> None:
