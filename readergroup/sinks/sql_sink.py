@@ -437,7 +437,7 @@ class SinkTransaction:
                     "where the database does, or enter a transaction for each event",
                     **self._facts(row),
                 )
-            self.what = self.what.without(row.finished, before=row.position)
+            self.what = self.what.without(row.finished, start=row.position)
         self._row = row
 
     def _finishing(self, dialect: Dialect) -> Script[None]:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 from synchronizer import InvalidArgumentError
-from synchronizer.arguments import check_count, check_type
+from synchronizer.arguments import check_type
 from synchronizer.threads.loading import loading
 
 from .config import SegmentId
@@ -207,21 +207,19 @@ class EventBatch(Sequence[Event[T]]):
             index -= each.size
         raise IndexError(index)
 
-    def without(self, offsets: frozenset[int], *, before: int = 0) -> EventBatch[T]:
-        """Return a batch without the events at these offsets, and without those before another offset."""
-        check_type(offsets, frozenset, "offsets")
-        check_count(before, "before", at_least=0)
+    def without(self, offsets: frozenset[int], *, start: int = 0) -> EventBatch[T]:
+        """Return a batch of the events from ``start`` on, without those at these offsets."""
         slices: list[BlockSlice] = []
         index = 0
         for each in self._slices:
-            for start in range(each.start, each.stop):
+            for place in range(each.start, each.stop):
                 offset, index = self.offsets[index], index + 1
-                if offset < before or offset in offsets:
+                if offset < start or offset in offsets:
                     continue
-                if slices and slices[-1].block is each.block and slices[-1].stop == start:
-                    slices[-1] = slices[-1]._replace(stop=start + 1)
+                if slices and slices[-1].block is each.block and slices[-1].stop == place:
+                    slices[-1] = slices[-1]._replace(stop=place + 1)
                 else:
-                    slices.append(each._replace(start=start, stop=start + 1))
+                    slices.append(each._replace(start=place, stop=place + 1))
         return self._of(slices)
 
     def _of(self, slices: Sequence[BlockSlice]) -> EventBatch[T]:
