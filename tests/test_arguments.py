@@ -49,7 +49,7 @@ STREAM = "shop/orders"
 #: For a count and for a duration; those that only some refuse are left out.
 BAD = (math.nan, "5", True, -1, -0.5, [], object())
 NUMBER = re.compile(r"\b(float|int)\b")
-COLLECTION = re.compile(r"(Callable|Mapping|Sequence|Iterable|dict|list|tuple|type)\[.*\]")
+COLLECTION = re.compile(r"(Callable|Mapping|Sequence|Iterable|dict|frozenset|list|tuple|type)\[.*\]")
 #: Data and its places, which the product makes; and what is a plain calculation.
 NOT_ARGUMENTS = {
     "amount", "at_most", "attempt", "count", "counter", "end", "epoch", "expected", "expected_offset", "failures",
