@@ -13,8 +13,11 @@ import readergroup as rg
 from readergroup import aio
 from readergroup.sinks import SqlSink
 from tests.readergroup.sinks.conftest import STREAM, write
-from tests.readergroup.sinks.databases import ApplicationDatabase
+from tests.readergroup.sinks.databases import ASYNCHRONOUS, ApplicationDatabase
 
+#: The connections of a pool belong to the loop that opens it, and a worker has its own.
+ON_ANY_LOOP = [kind for kind in ASYNCHRONOUS if kind != "psycopg-async-pool"]
+FEW = ["sqlite3", "psycopg-function", "sqlalchemy-psycopg"]
 MODES: dict[str, dict[str, Any]] = {
     "events": {},
     "concurrent": {"concurrency": 8},
@@ -45,6 +48,7 @@ def test_each_event_is_stored_once_with_its_position(
     assert database.execute("SELECT * FROM readergroup_progress_finished") == []
 
 
+@pytest.mark.parametrize("database", FEW, indirect=True)
 def test_batches_are_stored_once(database: ApplicationDatabase, client: rg.Client) -> None:
     expected = write(client, 300)
     group = client.groups.create("billing", streams=[STREAM])
@@ -62,6 +66,7 @@ def test_batches_are_stored_once(database: ApplicationDatabase, client: rg.Clien
     database.check(expected)
 
 
+@pytest.mark.parametrize("database", FEW, indirect=True)
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("lost", ["before", "after"])
 def test_a_pool_that_ends_and_forgets_its_position_repeats_no_effect(
@@ -95,6 +100,7 @@ def test_a_pool_that_ends_and_forgets_its_position_repeats_no_effect(
     assert stored.isdisjoint(again)
 
 
+@pytest.mark.parametrize("database", FEW, indirect=True)
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_an_event_that_was_set_aside_is_passed_in_the_sink(
     database: ApplicationDatabase, client: rg.Client, concurrency: int
@@ -161,6 +167,7 @@ def test_a_handler_that_swallows_an_error_of_the_database_has_failed(
     database.check(expected)
 
 
+@pytest.mark.parametrize("database", FEW, indirect=True)
 def test_two_groups_share_a_table(database: ApplicationDatabase, client: rg.Client) -> None:
     write(client, 10)
     sink = SqlSink(database.given())
@@ -173,6 +180,9 @@ def test_two_groups_share_a_table(database: ApplicationDatabase, client: rg.Clie
     assert {row[0] for row in database.progress()} == {"billing", "shipping"}
 
 
+@pytest.mark.parametrize(
+    "async_database", [kind for kind in ASYNCHRONOUS if kind != "psycopg-async-pool"], indirect=True
+)
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_async_handlers_with_an_asynchronous_database(
     async_database: ApplicationDatabase, client: rg.Client, concurrency: int
@@ -182,8 +192,6 @@ def test_async_handlers_with_an_asynchronous_database(
     group = client.groups.create("billing", streams=[STREAM])
     attempts = Counter[str]()
     given = database.given()
-    if database.kind == "psycopg-async-pool":
-        pytest.skip("its connections belong to the loop that opens it, and a worker has its own")
 
     async def handle(event: rg.Event[bytes], connection: Any) -> None:
         await database.store_async(connection, event)
