@@ -265,7 +265,9 @@ class _Cast:
             yield self._begin("sealer", "sealer", 0.25)[1]
         if rng.random() < 0.5:
             ended = {step.life for step in steps if step.action in ("kill", "term")}
-            readers = [name for name, life in self.lives.items() if life.role == "reader" and name not in ended]
+            # One whose id another took over stays out.
+            newest = {life.id: name for name, life in self.lives.items() if life.role == "reader"}
+            readers = [name for name in newest.values() if name not in ended]
             at, killed = rng.uniform(0.1, 0.8), rng.choice(readers)
             if len(readers) > 1:  # somebody has to read to the end
                 yield Step(at, "kill", killed)
