@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from synchronizer import ClosedError, StoreUnavailableError
@@ -244,13 +245,20 @@ class LoopExecutor:
             loop.close()
 
     def _cancel(self) -> None:
-        for task in self._tasks.values():
+        for item, task in self._tasks.items():
             task.cancel()
+            task.add_done_callback(partial(self._forget, item))
         self._stop_if_done()
 
     def _stop_if_done(self) -> None:
         if self._is_own and not self._tasks:
             self._loop.stop()
+
+    def _forget(self, item: Item[Any], task: asyncio.Task[None]) -> None:
+        """Note the end of a task that was cancelled before its first step. Others note it themselves."""
+        if self._tasks.pop(item, None) is not None:
+            self._ended.append((item, asyncio.CancelledError()))
+            self._pump_soon()
 
     def _pump_soon(self) -> None:
         if not self._is_pump_due:
