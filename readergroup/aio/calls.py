@@ -210,7 +210,7 @@ class Calls:
         self._single: WeakSet[Threads] = WeakSet()
         self._news: WeakSet[News] = WeakSet()
         #: What is closed while all else of the client still works.
-        self.closed_first: WeakSet[ClosedFirst] = WeakSet()
+        self.closed_first: set[ClosedFirst] = set()
         #: Whether the client is closed, so that tasks that wait for news end.
         self.closed = False
 

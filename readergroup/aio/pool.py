@@ -103,8 +103,13 @@ class ReaderPool(Facade["SyncReaderPool[T]"], Generic[T]):
     async def close(self) -> None:
         """Stop, and return when the pool has drained. Closing twice is no error."""
         self.stop()
-        if self._ended is not None:
-            await asyncio.wait([self._ended])
+        ended = self._ended
+        if ended is None:
+            return
+        if ended.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([ended])
+        else:  # its loop has ended, and will not say when the pool has
+            await self._calls.run(self._wrapped.close, waits=True, is_certain=True)
 
     def _start(self, drain_timeout: float = _DRAIN_SECONDS) -> asyncio.Future[None]:
         if self._ended is not None:
@@ -114,8 +119,13 @@ class ReaderPool(Facade["SyncReaderPool[T]"], Generic[T]):
         self._ended = ended = thread.start(partial(self._wrapped.run, drain_timeout), is_certain=True)
         self._calls.closed_first.add(self)
         thread.close()  # after the call
-        ended.add_done_callback(_retrieve)
+        ended.add_done_callback(self._on_end)
         return ended
+
+    def _on_end(self, ended: asyncio.Future[None]) -> None:
+        self._calls.closed_first.discard(self)
+        if not ended.cancelled():
+            ended.exception()  # the pool has logged it, and perhaps nobody joins
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -130,9 +140,3 @@ class ReaderPool(Facade["SyncReaderPool[T]"], Generic[T]):
             if error is None:
                 raise failure
             error.add_note(f"The pool also failed: {failure}")
-
-
-def _retrieve(ended: asyncio.Future[None]) -> None:
-    """Take the error, which the pool has logged, of a pool that nobody joins."""
-    if not ended.cancelled():
-        ended.exception()

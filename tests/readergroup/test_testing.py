@@ -613,6 +613,9 @@ from readergroup import aio, testing
 from tests.waiting import until
 
 
+outcomes: set[str] = set()
+
+
 @pytest.fixture
 def anyio_backend():
     return "asyncio"
@@ -646,11 +649,20 @@ async def test_the_store_is_empty_and_fails_on_demand(
 async def test_what_a_test_leaves_open_is_closed(aio_client: aio.Client) -> None:
     await aio_client.streams.create("shop/orders")
     group = await aio_client.groups.create("billing", streams=["shop/orders"])
-    begun = asyncio.Event()
+    begun, handling = asyncio.Event(), asyncio.Event()
 
     async def listen(notification: rg.SegmentNotification) -> None:
         begun.set()
         await asyncio.sleep(0.01)
+
+    async def handle(event: rg.Event[bytes]) -> None:
+        handling.set()
+        try:
+            await asyncio.sleep(0.05)
+            outcomes.add("ended")
+        except asyncio.CancelledError:
+            outcomes.add("cancelled")
+            raise
 
     async def released(segment: rg.SegmentId) -> None:
         await asyncio.sleep(0)
@@ -662,10 +674,14 @@ async def test_what_a_test_leaves_open_is_closed(aio_client: aio.Client) -> None
     reader = await group.reader(on_release=released)
     assert (await reader.read()).raw == b"pear"
     await writer.write(b"plum")
+    mailing = await aio_client.groups.create("mailing", streams=["shop/orders"])
+    await (await mailing.pool(handle)).__aenter__()
+    await handling.wait()
 
 
 def test_nothing_of_the_tests_before_is_left() -> None:
     until(lambda: threading.active_count() == 1, "all threads have ended")
+    assert outcomes == {"OUTCOME"}
 
 
 def test_without_a_plugin(aio_client: aio.Client) -> None:
@@ -684,16 +700,25 @@ def test_a_client_that_is_not_used(aio_client: aio.Client) -> None:
 NO_SCOPE = "ignore:The configuration option"
 
 
-@pytest.mark.parametrize(("mark", "without"), [("asyncio", None), ("anyio", "asyncio")])  # FastAPI brings anyio
-def test_clients_for_asyncio_need_no_plugin_and_work_with_each(tmp_path: Path, mark: str, without: str | None) -> None:
+@pytest.mark.parametrize(
+    ("mark", "outcome"),
+    [
+        ("asyncio", "cancelled"),  # a loop ends before the fixtures of its test
+        ("asyncio(loop_scope='module')", "ended"),
+        ("anyio", "cancelled"),
+    ],
+)
+def test_clients_for_asyncio_need_no_plugin_and_work_with_each(tmp_path: Path, mark: str, outcome: str) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["readergroup.testing"]\n')
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nfilterwarnings = error\n    {NO_SCOPE}\n")
-    (tmp_path / "test_app.py").write_text(ASYNC_TESTS.replace("@MARK", f"@pytest.mark.{mark}"))
+    (tmp_path / "test_app.py").write_text(
+        ASYNC_TESTS.replace("MARK", f"pytest.mark.{mark}").replace("OUTCOME", outcome)
+    )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_app.py"]
-    done = subprocess.run(
-        [*command, *([] if without is None else ["-p", f"no:{without}"])],
-        capture_output=True, text=True, timeout=100, cwd=tmp_path,
-    )  # fmt: skip
+    alone = (
+        ["-p", "no:asyncio"] if mark == "anyio" else []
+    )  # FastAPI brings anyio, so its plugin is there with the other
+    done = subprocess.run([*command, *alone], capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed" in done.stdout
 
@@ -707,20 +732,8 @@ def test_the_tests_of_the_page_pass_as_printed(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(conftest)
     program = tmp_path / "test_page.py"
     program.write_text("\n".join(blocks))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-W",
-        "error",
-        "-W",
-        NO_SCOPE,
-        "-p",
-        "no:cacheprovider",
-        str(program),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-W", NO_SCOPE, "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{program.read_text().count('def test_')} passed" in done.stdout
 

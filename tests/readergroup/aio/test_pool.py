@@ -317,12 +317,15 @@ def test_closing_the_client_drains_while_handlers_still_use_it() -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 @pytest.mark.parametrize("is_busy", [True, False])
-def test_a_pool_whose_loop_has_ended_leaves_its_group(concurrency: int, is_busy: bool) -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_pool_whose_loop_has_ended_leaves_its_group(concurrency: int, is_busy: bool, is_closed: bool) -> None:
     store = rg.connect("memory://").store
     seen: list[bytes] = []
+    left: list[aio.Client] = []
 
     async def leave_it_open() -> None:
         client = aio.Client(store)
+        left.append(client)
 
         async def handle(event: rg.Event[bytes]) -> None:
             seen.append(event.raw)
@@ -335,6 +338,8 @@ def test_a_pool_whose_loop_has_ended_leaves_its_group(concurrency: int, is_busy:
                 await asyncio.sleep(0.01)
 
     run(leave_it_open())
+    if is_closed:
+        run(left[0].close())
     with rg.Client(store) as client:
         group = client.groups.get("billing")
         wait_until(lambda: not group.distribution().readers)
