@@ -24,12 +24,13 @@ from ..record.entries import LIFE
 from ..scaling.autoscale import ROLE, forget_history
 from ..streams.config import StreamCut, check_name
 from ..streams.open_names import DeletedNames, OpenNames
+from ..streams.retention.applying import Consumed, Subscribers
 from .lag import positions
 from .model.config import ReaderGroupConfig
 from .model.state import ReaderGroupState
 from .model.updates import UPDATES
 from .reader_group import GroupClient, ReaderGroup
-from .retention import consumed_cuts, note_skipped
+from .retention import consumed_by, note_skipped
 from .starting import initial_state
 from .updater import GroupUpdater
 
@@ -114,19 +115,16 @@ class ReaderGroupManager:
 
     # ------------------------------------------------------------------ for retention
 
-    def subscribers(self) -> Mapping[str, Mapping[str, Sequence[StreamCut]]]:
-        """Return how far each subscribed group has consumed its streams: by stream, then by group.
-
-        A group has consumed what is before all of its cuts, and nothing without a cut.
-        """
-        found: dict[str, dict[str, Sequence[StreamCut]]] = {}
+    def subscribers(self) -> Subscribers:
+        """Return how far each subscribed group has consumed its streams: by stream, then by group."""
+        found: dict[str, dict[str, Consumed]] = {}
         for name, state in self.states():
             if state.config.retention == "NONE":
                 continue
             with suppress(NotFoundError):  # deleted meanwhile
                 leases = read_leases(self._client.store, _LOG_PREFIX + name, state.readers.values())
-                for stream, cuts in consumed_cuts(state, positions(state, leases)).items():
-                    found.setdefault(stream, {})[name] = cuts
+                for stream, consumed in consumed_by(state, positions(state, leases)).items():
+                    found.setdefault(stream, {})[name] = consumed
         return found
 
     def note_skipped(self, group: str, head: StreamCut) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from ..streams.config import SegmentId, StreamCut, number_of, stream_of
+from ..streams.retention.applying import Consumed
 from .model.state import ReaderGroupState
 from .model.updates import NoteSkipped
 
 
-def consumed_cuts(state: ReaderGroupState, offsets: Mapping[SegmentId, int]) -> Mapping[str, Sequence[StreamCut]]:
-    """Return cuts of each stream that the group subscribes to: it has consumed what is before all of them.
-
-    Without a cut it has consumed nothing. ``offsets`` are its committed positions.
-    """
+def consumed_by(state: ReaderGroupState, offsets: Mapping[SegmentId, int]) -> Mapping[str, Consumed]:
+    """Return how far the group has consumed each stream that it subscribes to. ``offsets`` are committed positions."""
     kind = state.config.retention
-    found: dict[str, Sequence[StreamCut]] = {}
+    found: dict[str, Consumed] = {}
     if kind == "NONE":
         return found
     released: Mapping[str, StreamCut] | None = None
@@ -31,9 +29,10 @@ def consumed_cuts(state: ReaderGroupState, offsets: Mapping[SegmentId, int]) -> 
         if is_finished:
             continue
         if released is None:
-            found[stream] = [at]
+            cuts = [at]
         else:  # the group may have been reset to an earlier place since
-            found[stream] = [released[stream], at] if stream in released else []
+            cuts = [released[stream], at] if stream in released else []
+        found[stream] = Consumed(state.streams[stream].incarnation, cuts)
     return found
 
 

@@ -52,8 +52,16 @@ _HISTORY: Final = "history/"
 
 _logger = logging.getLogger(__name__)
 
-#: By stream, then by group: the subscribed group has consumed what is before all of its cuts; nothing without a cut.
-Subscribers = Mapping[str, Mapping[str, Sequence[StreamCut]]]
+
+class Consumed(NamedTuple):
+    """A subscribed group has consumed what is before all of these cuts of a stream; nothing if there is none."""
+
+    incarnation: str
+    cuts: Sequence[StreamCut]
+
+
+#: By stream, then by group.
+Subscribers = Mapping[str, Mapping[str, Consumed]]
 
 
 class RetentionReport(FrozenModel):
@@ -319,7 +327,7 @@ class Retention:
         self,
         state: StreamState,
         policy: RetentionPolicy,
-        subscribers: Mapping[str, Sequence[StreamCut]],
+        subscribers: Mapping[str, Consumed],
         deadline: Deadline,
         *,
         dry_run: bool = False,
@@ -333,9 +341,9 @@ class Retention:
                 break
             history = filled
         consumed = {
-            group: _consumed(state, cuts)
-            for group, cuts in subscribers.items()
-            if all(cut.incarnation in (None, state.incarnation) for cut in cuts)
+            group: _consumed(state, found.cuts)
+            for group, found in subscribers.items()
+            if found.incarnation == state.incarnation
         }
         decision = decide(policy, state, history, now, consumed)
         if dry_run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from readergroup.group.model.config import ReaderGroupConfig
 from readergroup.group.model.state import FollowedStream, ReaderGroupState, SegmentState
 from readergroup.group.model.updates import ConfigureGroup, CreateCheckpoint, NoteSkipped, SetRetentionCuts
-from readergroup.group.retention import consumed_cuts, note_skipped
+from readergroup.group.retention import consumed_by, note_skipped
 from readergroup.streams.config import StreamCut
 from synchronizer import Map, Revision
 from tests.readergroup.group.histories import STREAM, seg
@@ -32,8 +32,11 @@ def cut(first: int, second: int, incarnation: str = "i") -> StreamCut:
 
 def consumed(state: ReaderGroupState, committed: int = 0) -> list[StreamCut] | None:
     offsets = {segment: offset + committed for segment, offset in state.offsets.items()}
-    found = consumed_cuts(state, offsets)
-    return list(found[STREAM]) if STREAM in found else None
+    found = consumed_by(state, offsets)
+    if STREAM not in found:
+        return None
+    assert found[STREAM].incarnation == "i"
+    return list(found[STREAM].cuts)
 
 
 def test_a_group_without_retention_keeps_nothing() -> None:

@@ -251,6 +251,19 @@ def test_a_deleted_group_holds_nothing(client: rg.Client) -> None:
     assert left(client) == []
 
 
+def test_a_group_of_a_stream_that_was_deleted_holds_nothing_of_the_next_one(client: rg.Client) -> None:
+    policy = rg.RetentionPolicy(consumed_by="subscribers")
+    client.streams.create(STREAM, retention=policy)
+    client.groups.create("former", streams=[STREAM], retention="MANUAL")
+    client.streams.delete(STREAM)
+    client.streams.create(STREAM, retention=policy)
+    billing = client.groups.create("billing", streams=[STREAM], retention="AT_LAST_COMMIT")
+    write(client, 0, 20)
+    read(billing, 20)
+    client.streams.retain(STREAM)
+    assert left(client) == []
+
+
 def test_a_group_of_a_bounded_range_holds_nothing_when_it_is_done(client: rg.Client) -> None:
     client.streams.create(STREAM, retention=rg.RetentionPolicy(consumed_by="subscribers"))
     write(client, 0, 20)
