@@ -24,7 +24,8 @@ def test_a_client_is_used_for_the_first_time_without_descriptors() -> None:
     """What few processes use is not loaded yet. It fails with our error, and can be repeated."""
     with running(use_first, "memory://") as (_, connection):
         failed = receive(connection)
-        assert failed == ["read columns", "listen", "record", "pool", "count"], failed
+        # The process that this one is forked from may have loaded pools.
+        assert [each for each in failed if each != "pool"] == ["read columns", "listen", "record", "count"], failed
 
 
 @pytest.mark.stores(round_robin=True)

@@ -25,7 +25,7 @@ import msgpack
 from synchronizer import Deadline, LeaseLostError, NotFoundError, SealedError, UnsupportedError
 from synchronizer.compare_and_set import Cell, Outcome
 
-from ..streams.data.write_batch import BATCH_BYTES, WriteBatch
+from ..streams.data.write_batch import BATCH_BYTES, WriteBatch, check_size
 from ..streams.manager import StreamManager
 from ..streams.state import StreamState
 from .table import Row
@@ -187,6 +187,7 @@ class Publisher:
         segment_of = state.routes.segment_of
         keyless = state.current[(self._token + self._number) % len(state.current)]
         for row in rows:
+            check_size([row.data], row.headers, self.stream)  # another program may have written the row
             number = keyless if row.routing_key is None else segment_of(row.routing_key)
             if number not in batches:
                 batches[number] = WriteBatch(number), {}

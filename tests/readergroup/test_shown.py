@@ -91,6 +91,8 @@ def test_a_wrong_group_is_refused_in_plain_words(client: rg.Client, fields: dict
 
 def test_a_number_is_no_scaling_policy(client: rg.Client) -> None:
     with pytest.raises(rg.InvalidArgumentError, match=r"scaling: must be a policy, such as ScalingPolicy.fixed\(4\)"):
+        rg.StreamConfig(scaling=4)  # type: ignore[arg-type]
+    with pytest.raises(rg.InvalidArgumentError, match="scaling must be a ScalingPolicy or None: found='int'"):
         client.streams.create("shop/other", scaling=4)  # type: ignore[arg-type]
 
 

@@ -344,9 +344,6 @@ class Connections:
         loan = self.loan()
         try:
             return work(self.take(loan))
-        except psycopg.errors.QueryCanceled:  # perhaps just as it had a lock of the session
-            self._close(loan)
-            raise
         finally:
             try:
                 self.look_at(loan)
@@ -390,11 +387,6 @@ class Connections:
                 self._close_unused(connection.idle_since)
         except Exception as error:
             survive(error, f"the connections to {self.address.url}")
-
-    def _close(self, loan: Loan) -> None:
-        connection = self._loans.get(loan)
-        if connection is not None:
-            connection.close()
 
     def _wait_for_place(self, loan: Loan) -> None:
         deadline = Deadline(_CLOCK, self.address.statement_timeout + _GRACE_SECONDS)

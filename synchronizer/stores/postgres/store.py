@@ -474,7 +474,10 @@ class PostgresStore(SegmentStore):
             except ReaderGroupError:
                 raise
             except Exception as error:
-                raise failure(error, connection, self.url, is_append=is_append) from error
+                failed = failure(error, connection, self.url, is_append=is_append)
+                if isinstance(error, psycopg.errors.QueryCanceled):  # perhaps just as it had a lock of the session
+                    connection.close()
+                raise failed from error
 
         return self._connections.call(call)
 

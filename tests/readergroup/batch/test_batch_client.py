@@ -431,7 +431,7 @@ def test_without_pyarrow_the_error_names_what_to_install(client: rg.Client, monk
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for module in ("readergroup.batch.arrow", "readergroup.streams.data.columns"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    with pytest.raises(rg.UnsupportedError, match=r"readergroup\[arrow\]"):
+    with pytest.raises(rg.UnsupportedError, match=r"\.\[arrow\]"):
         client.batch.record_batches(first)
 
 

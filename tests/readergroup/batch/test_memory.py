@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import readergroup as rg
-from readergroup.cli import app
+from readergroup.cli.app import app
 from readergroup.streams.copy_parts import CopyPart, _next_blocks
 from readergroup.streams.data.block import parse_blocks
 from readergroup.streams.data.segment_reader import READ_BYTES, SegmentReader
@@ -85,7 +85,7 @@ def test_a_range_is_never_held_whole(client: rg.Client, what: str) -> None:
 @pytest.mark.parametrize("form", ["msgpack", "jsonl"])
 def test_an_exported_stream_is_never_held_whole(client: rg.Client, url: str, tmp_path: Path, form: str) -> None:
     file = tmp_path / f"orders.{form}"
-    arguments = ["--url", url, "stream", "export", STREAM, str(file)]
+    arguments = ["--url", url, "stream", "export", STREAM, str(file), "--yes"]
     CliRunner().invoke(app, [*arguments, "--start", "tail"])  # imports what it takes
     peak, done = peak_of(lambda: CliRunner().invoke(app, arguments))
     assert done.exit_code == 0, done.output

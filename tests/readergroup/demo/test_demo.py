@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import readergroup as rg
 from notifications import Change
-from readergroup.cli import app
 from readergroup.cli import demo as command
+from readergroup.cli.app import app
 from readergroup.demo.checking import FileTruth, Verdict, check
 from readergroup.demo.corpus import MAX_LINE_BYTES, Corpus, LineSerializer, of_path, standard_library
 from readergroup.demo.counting import BatchRecord, RecordedLines, encode, number_of_words, read_records, record_file
@@ -410,7 +410,7 @@ def test_a_pool_that_looks_only_when_everything_is_read_grows_all_the_same(tmp_p
     many_lines(tmp_path / "input")
     program = f"""
 import itertools, threading
-from readergroup.cli import app
+from readergroup.cli.app import app
 from readergroup.scaling import pool
 at_once, delays = pool.ReaderPool._on_segments, itertools.chain([0.0], itertools.repeat(4.0))
 pool.ReaderPool._on_segments = lambda self: threading.Timer(next(delays), at_once, [self]).start()

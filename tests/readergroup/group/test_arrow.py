@@ -185,5 +185,5 @@ def test_without_pyarrow_the_error_names_what_to_install(process: Process, monke
         batch.to_arrow,
         lambda: process.group.pool(handle_arrow=lambda batch: None),
     ):
-        with pytest.raises(rg.UnsupportedError, match=r"readergroup\[arrow\]"):
+        with pytest.raises(rg.UnsupportedError, match=r"\.\[arrow\]"):
             call()

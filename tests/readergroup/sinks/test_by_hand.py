@@ -278,7 +278,6 @@ def test_a_database_that_went_back_in_time_stops_the_pool(database: ApplicationD
         None,
         5,
         "postgresql://shop@db/shop",
-        "default",
         object(),
         sqlite3.connect(":memory:", check_same_thread=False),
         lambda: None,
