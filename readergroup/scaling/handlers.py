@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from synchronizer.callables import is_async
+from synchronizer.clock import growing_pause
 
 from ..streams.event import Event, EventBatch
 
@@ -68,6 +69,11 @@ class _AsyncArrowHandler(ArrowHandler):
 
     async def __call__(self, batch: EventBatch[Any], /, *connection: Any) -> object:
         return await self.handle_arrow(batch.to_arrow(), *connection)
+
+
+def pause_of_sink(failures: int) -> float:
+    """Return the seconds until the next try while a sink's database does not answer."""
+    return growing_pause(failures, first=0.05, most=5.0)
 
 
 class NotHandledError(BaseException):

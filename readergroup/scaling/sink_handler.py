@@ -11,20 +11,17 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from synchronizer import ReaderGroupError
 from synchronizer.callables import check_returned
-from synchronizer.clock import Clock, growing_pause
+from synchronizer.clock import Clock
 
 from ..errors import EventStoredError
 from ..sinks.sql_sink import SinkTransaction, SqlSink
 from ..sql.connections import is_conflict, is_passing
 from ..streams.event import Event, EventBatch
-from .handlers import NotHandledError, WorkerStoppedError
-
-_FIRST_PAUSE_SECONDS: Final = 0.05
-_MAX_PAUSE_SECONDS: Final = 5.0
+from .handlers import NotHandledError, WorkerStoppedError, pause_of_sink
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +52,7 @@ class _Calls:
         return SinkTransaction(self._sink, what, shared=self._shared, takes_rest=True)
 
     def _pause(self, what: What, failures: int, error: Exception) -> float:
-        seconds = growing_pause(failures, first=_FIRST_PAUSE_SECONDS, most=_MAX_PAUSE_SECONDS)
+        seconds = pause_of_sink(failures)
         _logger.warning(
             "%r was not stored, and comes again in %.3g s: %s: %s", what, seconds, type(error).__name__, error
         )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from synchronizer import HandlerError, ReaderGroupError, StoreUnavailableError, TruncatedError
 from synchronizer.callables import check_returned, is_async
-from synchronizer.clock import growing_pause
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 
@@ -22,7 +21,7 @@ from ..group.reader import Reader
 from ..streams.event import Event, EventBatch
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
-from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError, loop_of
+from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError, loop_of, pause_of_sink
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
@@ -41,9 +40,6 @@ MAX_BATCH_EVENTS: Final = 1000
 MAX_ARROW_EVENTS: Final = 32_768
 #: How many workers must die over an event before it is set aside: a process may die for other reasons.
 LEAST_DEATHS: Final = 3
-#: The pause before another try while the sink's database does not answer, at first and at most.
-SINK_PAUSE_SECONDS: Final = 0.05
-MAX_SINK_PAUSE_SECONDS: Final = 5.0
 
 _logger = logging.getLogger(__name__)
 
@@ -380,7 +376,7 @@ class Worker(Generic[T]):
                 return self._sink.skip(event)
             except StoreUnavailableError as error:
                 failures += 1
-                pause = growing_pause(failures, first=SINK_PAUSE_SECONDS, most=MAX_SINK_PAUSE_SECONDS)
+                pause = pause_of_sink(failures)
                 _logger.warning(
                     "the next try to store the position behind %s is in %.3g s: %s", event.pointer, pause, error
                 )
