@@ -17,7 +17,7 @@ from .reading import EVENTS, stream_of_events
 from .stores import Store
 
 ROUNDS = 5
-#: So many durable writes are in flight at once.
+#: How many durable writes are in flight at once.
 WRITES = 1000
 WRITES_ONE_AFTER_THE_OTHER = 100
 

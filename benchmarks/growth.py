@@ -32,7 +32,7 @@ _IDLE_SECONDS: Final = 10.0
 
 
 class Cost(NamedTuple):
-    """Of so many objects that a process has made and then leaves idle."""
+    """The cost of a number of objects that a process has made and then leaves idle."""
 
     made_seconds: float
     made_calls: float
@@ -177,9 +177,9 @@ def main(
     kinds: Annotated[
         list[str] | None, typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}; all without one")
     ] = None,
-    most: Annotated[int, typer.Option(help="Measure no more than so many.")] = max(SIZES),
+    most: Annotated[int, typer.Option(help="The largest number of objects to measure.")] = max(SIZES),
 ) -> None:
-    """Print what so many objects of one process cost, as a table of docs/scale.md."""
+    """Print what 1 to 1,000 objects of one process cost, as a table of docs/scale.md."""
     sizes = tuple(size for size in SIZES if size <= most)
     print("| in one process |", " | ".join(f"{size:,}" for size in sizes), "|")
     print("|---" * (len(sizes) + 1) + "|")

@@ -11,7 +11,7 @@ from .table import OutboxTable
 #: The most rows, and about the most bytes, that a round takes of a stream.
 _MAX_ROWS: Final = 5000
 _MAX_BYTES: Final = 4 * 1024 * 1024
-#: No more rows are put into a stream while so many wait to be deleted, as behind a long transaction of SQLite.
+#: The relay stops putting rows into a stream while this many wait to be deleted, as behind a long SQLite transaction.
 _MAX_UNDELETED: Final = 20_000
 
 
