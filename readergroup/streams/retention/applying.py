@@ -26,6 +26,7 @@ from synchronizer import (
     Map,
     NotFoundError,
     ReaderGroupError,
+    TruncatedError,
 )
 from synchronizer.compare_and_set import remove_attributes
 
@@ -247,6 +248,8 @@ class Retention:
                         soonest = min(soonest, self._apply_claimed(claim, subscribers))
             except ClosedError:
                 raise
+            except TruncatedError:
+                continue  # another process is deleting what this one has looked at
             except ReaderGroupError as error:
                 _logger.warning("the retention policy of %s is applied a minute later: %s", stream, error)
         return soonest
@@ -289,14 +292,20 @@ class Retention:
 
     def report(self, stream: str, *, dry_run: bool, deadline: Deadline) -> RetentionReport:
         """Apply the policy of a stream now, or only report what that would do."""
-        state = self._pending.fetch_state(stream, deadline)
-        policy = state.config.retention
-        if policy is None:
-            raise InvalidArgumentError(
-                "the stream has no retention policy; change it with streams.configure", stream=stream
-            )
-        subscribers = self._subscribers().get(stream, {})
-        decision, consumed = self._apply(state, policy, subscribers, deadline, dry_run=dry_run)
+        while True:
+            state = self._pending.fetch_state(stream, deadline)
+            policy = state.config.retention
+            if policy is None:
+                raise InvalidArgumentError(
+                    "the stream has no retention policy; change it with streams.configure", stream=stream
+                )
+            subscribers = self._subscribers().get(stream, {})
+            try:
+                decision, consumed = self._apply(state, policy, subscribers, deadline, dry_run=dry_run)
+                break
+            except TruncatedError:  # another process is deleting what this one has looked at
+                if deadline.passed:
+                    raise
         head = state.head if decision is None else decision.head
         lengths = self._lengths(state, state.head, deadline)
         kept = _size(state, head, lengths)
