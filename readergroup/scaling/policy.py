@@ -12,13 +12,16 @@ from synchronizer.configuration import Configuration
 
 #: A group is calm while its lag is below this fraction of the target. Between that and the target nothing changes.
 CALM: Final = 0.5
+#: The most events that one reader handles at once.
+MAX_CONCURRENCY: Final = 10_000
 
 
 class ReaderScalingPolicy(Configuration):
     """The bounds for the number of readers of a group, and the lag that changes it. Durations are seconds.
 
     - A lag above the target adds readers in proportion, unless the number has changed within the cooldown.
-    - New segments add as many readers, as soon as events wait.
+    - New segments add as many readers, as soon as events wait and the readers can handle fewer events at once than
+      there are segments.
     - A lag below half of the target for the whole cooldown removes one reader, at most one per cooldown.
     - There are never more readers than segments to read, except up to ``min_readers``.
 
@@ -30,6 +33,7 @@ class ReaderScalingPolicy(Configuration):
         max_readers: The upper bound, ``min_readers`` or more.
         target_lag_seconds: The lag to stay below, above 0. Default: 5.
         cooldown_seconds: The least time between a change by load and the next change by lag. Default: 30.
+        concurrency: How many events each reader handles at once. A pool uses its own ``concurrency``. Default: 1.
 
     Raises:
         InvalidArgumentError: A bound or a duration is out of range.
@@ -39,6 +43,7 @@ class ReaderScalingPolicy(Configuration):
     max_readers: Annotated[int, Field(strict=True, ge=1)]
     target_lag_seconds: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 5.0
     cooldown_seconds: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 30.0
+    concurrency: Annotated[int, Field(strict=True, ge=1, le=MAX_CONCURRENCY)] = 1
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -142,8 +147,11 @@ def _wanted(
             max(1, before) * min(lag / target, policy.max_readers)
         ), f"{lag:.1f} s behind, over {target:g} s"
     known = None if history is None else history.number_of_segments
-    if known is not None and load.number_of_segments > known and load.events_behind:
-        return before + load.number_of_segments - known, f"segments grew from {known} to {load.number_of_segments}"
+    if known is not None and load.events_behind:
+        useful = math.ceil(load.number_of_segments / policy.concurrency)
+        grown = min(before + load.number_of_segments - known, useful)
+        if grown > before:
+            return grown, f"segments grew from {known} to {load.number_of_segments}"
     spare = before > policy.min_readers
     if spare and calm_since is not None and settled and now - calm_since >= policy.cooldown_seconds:
         return before - 1, f"under {CALM * target:g} s behind for {now - calm_since:.0f} s"

@@ -36,7 +36,7 @@ from ..group.updater import GroupUpdater
 from ..streams.serializers import Serializer, check_serializer, keeps_bytes
 from .handlers import ArrowHandler, Order
 from .in_hand import InHand
-from .policy import ReaderScalingPolicy
+from .policy import MAX_CONCURRENCY, ReaderScalingPolicy
 from .retry import RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
 from .scaler import LOOK_SECONDS, Scaler
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DRAIN_SECONDS: Final = 25.0
-MAX_CONCURRENCY: Final = 10_000
 #: How often the pool checks its workers if nothing wakes it.
 TICK_SECONDS: Final = 0.1
 #: The pause before a dead worker is replaced; it doubles with each other death in the last minute.
@@ -142,7 +141,7 @@ class ReaderPool(Generic[T]):
         self._group = group
         self._updater = updater
         self._clock = client.clock
-        self._policy = readers
+        self._policy = readers = readers.model_copy(update={"concurrency": int(concurrency)})
         self._scaler = Scaler(group, readers)
         self._retry = retry or RetryPolicy(attempts=1)
         self._check_dead_letters()

@@ -75,6 +75,16 @@ def test_lag_is_given_the_cooldown_to_fall_before_it_asks_again() -> None:
     assert decisions.at(30, 8, behind=10) == 4
 
 
+@pytest.mark.parametrize(("concurrency", "desired"), [(1, 8), (2, 4), (3, 3), (4, 2), (64, 2)])
+def test_new_segments_add_readers_only_if_those_there_are_cannot_handle_all_at_once(
+    concurrency: int, desired: int
+) -> None:
+    decisions = Decisions(ReaderScalingPolicy(min_readers=2, max_readers=8, concurrency=concurrency))
+    assert decisions.at(0, 2, behind=0.1) == 2
+    assert decisions.at(1, 8, behind=0.1) == desired
+    assert decisions.at(2, 8, behind=0.1) == desired
+
+
 def test_no_lag_asks_for_the_fewest() -> None:
     assert some_decisions(low=2).at(0, 8) == 2
 

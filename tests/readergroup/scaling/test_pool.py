@@ -210,6 +210,25 @@ def test_a_pool_by_policy_grows_when_a_split_brings_segments_and_ends_at_the_end
     assert pool.workers == ()
 
 
+def test_a_pool_whose_workers_handle_many_events_at_once_grows_less_with_the_segments(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LOOK_SECONDS", 1000)
+    policy = rg.ReaderScalingPolicy(max_readers=8, target_lag_seconds=1000, cooldown_seconds=1000)
+    hold = HoldAt(diary, "e00100")
+    pool = group.pool(hold, readers=policy, concurrency=2)
+    running = InThread(pool.run)
+    write(client, STREAM, texts(300))
+    until(lambda: hold.holding)
+    client.streams.scale(STREAM, split=[0, 1])
+    until(lambda: len(pool.workers) == 2)
+    assert pool.desired_readers == 2
+    hold.let_go()
+    client.streams.seal(STREAM)
+    running.join()
+    assert sorted(diary.texts) == texts(300)
+
+
 def test_a_pool_by_policy_grows_with_its_lag_and_shrinks_when_it_is_calm(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
