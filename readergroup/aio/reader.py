@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 #: A smaller batch is handled sooner than the next one is prefetched.
 _PREFETCH_FROM_EVENTS: Final = 16
-#: How long an iteration hands out events before it lets other tasks run.
-_TIME_SLICE_SECONDS: Final = 0.001
 
 
 class Callbacks:
@@ -168,27 +166,17 @@ class Reader(Generic[T]):
             if batch:
                 yield batch
 
-    async def __aiter__(self) -> AsyncIterator[Event[T]]:
+    def __aiter__(self) -> AsyncIterator[Event[T]]:
         """Iterate over events, waiting for more, until the end of the data or `stop`.
 
         Lets other tasks of the loop run at least once in a millisecond, between two events.
         """
-        reader, now = self._wrapped, asyncio.get_running_loop().time
-        reader.check()
-        while not reader.stopped:
-            try:
-                with self._in_read():
-                    batch = await self._next_batch(EVENTS_AHEAD, self._new_deadline(None))
-            except EndOfDataError:
-                return
-            if batch is None:
-                continue
-            pause_at = now() + _TIME_SLICE_SECONDS
-            for event in reader.hand_out(batch):
-                yield event
-                if now() >= pause_at:
-                    await asyncio.sleep(0)
-                    pause_at = now() + _TIME_SLICE_SECONDS
+        self._wrapped.check()
+        return self._wrapped.events(self._next_of_events)
+
+    async def _next_of_events(self) -> EventBatch[T] | None:
+        with self._in_read():
+            return await self._next_batch(EVENTS_AHEAD, self._new_deadline(None))
 
     def stop(self) -> None:
         """End the iteration after the event in hand. May be called from any thread or a signal handler."""

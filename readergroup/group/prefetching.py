@@ -7,20 +7,24 @@ as neither handed out nor processed, and `fetch` puts them back before it follow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeVar
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, TypeVar
 
 from synchronizer import Deadline, NotFoundError, ReaderGroupError
 from synchronizer.arguments import check_type
-from synchronizer.clock import Clock
+from synchronizer.clock import Clock, is_manual
 
-from ..errors import ReaderNotInGroupError
+from ..errors import EndOfDataError, ReaderNotInGroupError
 from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch
 from .assigned_segments import AssignedSegment
 from .reader import Reader
 
 T = TypeVar("T")
+
+#: How long an iteration hands out events before it lets other tasks run.
+_TIME_SLICE_SECONDS: Final = 0.001
 
 
 class InterruptibleDeadline(Deadline):
@@ -136,25 +140,43 @@ class PrefetchingReader(Reader[T]):
         self._member.hand_back()
         return batch[progress.handed - 1]
 
-    def hand_out(self, batch: EventBatch[T]) -> Iterator[Event[T]]:
-        """Hand out the events of the batch in hand, until `fetch` must look at the group or the lease has expired.
+    async def events(self, next_batch: Callable[[], Awaitable[EventBatch[T] | None]]) -> AsyncIterator[Event[T]]:
+        """Iterate over events until the end of the data or `stop`; ``next_batch`` takes the next batch in hand.
 
-        An event is processed when the next one is asked for. `Reader.__iter__` has the same loop inlined, because a
-        generator in a generator costs a tenth of its rate.
+        An event is processed when the next one is asked for. Lets other tasks of the loop run between two events.
+
+        `Reader.__iter__` has the same loop: a generator that both use would cost each a tenth of its rate.
         """
         monotonic, progress, member = self._clock.monotonic, self._progress, self._member
-        lease = member.lease  # replaced during a call only
-        for count, event in enumerate(batch, 1):
-            member.left_at = now = monotonic()
-            if now >= lease.expires_at:
-                break
-            progress.handed = count
-            yield event
-            if progress.batch is not batch:  # another read was called in between
-                break
-            progress.done = count
-            if member.has_news:
-                break
+        # A clock that stands still measures no time slice: then others run before each event.
+        time_slice = float("-inf") if is_manual(self._clock) else _TIME_SLICE_SECONDS
+        while not self._stopped:
+            try:
+                batch = await next_batch()
+            except EndOfDataError:
+                return
+            if batch is None:
+                continue
+            lease = member.lease  # replaced during a call only
+            pause_at = monotonic() + time_slice
+            for count, event in enumerate(batch, 1):
+                now = monotonic()
+                if now >= pause_at:
+                    await asyncio.sleep(0)
+                    if progress.batch is not batch:  # another read was called meanwhile
+                        break
+                    now = monotonic()
+                    pause_at = now + time_slice
+                member.left_at = now
+                if now >= lease.expires_at:
+                    break
+                progress.handed = count
+                yield event
+                if progress.batch is not batch:  # another read was called in between
+                    break
+                progress.done = count
+                if member.has_news:
+                    break
 
     def hand_out_all(self, batch: EventBatch[T]) -> None:
         """Note that all events of the batch in hand are handed out."""
