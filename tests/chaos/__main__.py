@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 from tests.chaos import sinks
 from tests.chaos.hosts import KINDS, kind_of
-from tests.chaos.plan import plan
+from tests.chaos.plan import plan, seeds
 from tests.chaos.report import summary
 from tests.chaos.schedules import explained, run
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.split("\n")[0])
     parser.add_argument("--schedules", type=int, default=10, help="how many, the stores in turn")
     kinds = ", ".join(KINDS)
@@ -41,13 +42,13 @@ def main() -> int:
         help="schedules of a SqlSink on these databases instead",
     )
     parser.add_argument("--folder", type=Path, help="where stores and diaries go, instead of a new folder")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     one = arguments.seed is not None
     if arguments.sink:
-        seeds = [arguments.seed] if one else range(arguments.first, arguments.first + arguments.schedules)
+        numbers = [arguments.seed] if one else range(arguments.first, arguments.first + arguments.schedules)
         kinds = sinks.KINDS if "all" in arguments.sink else arguments.sink
-        return sinks.main(seeds, folder, kinds=kinds, jobs=arguments.jobs, keep=one)
+        return sinks.main(numbers, folder, kinds=kinds, jobs=arguments.jobs, keep=one)
     stores = arguments.store or KINDS
     if one:
         print(plan(arguments.seed, kind_of(stores[0])), flush=True)
