@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,6 @@ from synchronizer.testing import FailingStore, Operation
 
 STREAM = "shop/orders"
 TABLE = OutboxTable("outbox")
-
-
-class Died(BaseException):
-    """A process ends here."""
 
 
 class Scene:
@@ -66,40 +62,71 @@ class Scene:
                 relay.move(self.own)
         raise AssertionError("the relay does not empty the outbox")
 
+    def stored(self) -> list[rg.Event[bytes]]:
+        ranges = self.client.batch.segment_ranges(STREAM)
+        return [event for part in ranges for event in self.client.batch.read(part)]
+
     def check(self) -> None:
         """All written events are in the stream once, and those of each key in order."""
         assert self.rest() == 0
         found: dict[str | None, list[int]] = {}
-        for part in self.client.batch.segment_ranges(STREAM):
-            for event in self.client.batch.read(part):
-                found.setdefault(event.routing_key, []).append(int(event.data))
+        for event in self.stored():
+            found.setdefault(event.routing_key, []).append(int(event.data))
         assert Counter(n for numbers in found.values() for n in numbers) == Counter(range(self.written))
         # A key that was moved by a scale is in several segments, in the order of which ranges are listed.
         for key, numbers in found.items():
             assert key is None or numbers == sorted(numbers)
 
+    def close(self) -> None:
+        self.own.close()
+        self.database.close()
+        self.client.close()
+        self.failing.inner.close()
+
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path / "app.db")
-    yield scene
-    scene.own.close()
-    scene.database.close()
-    scene.client.close()
-    scene.failing.inner.close()
+    with closing(Scene(tmp_path / "app.db")) as scene:
+        yield scene
 
 
-def operations_of_a_round(file: Path) -> int:
-    scene = Scene(file)
-    scene.write(20)
-    relay = scene.relay()
-    before = len(scene.failing.operations)
-    relay.move(scene.own)
-    count = len(scene.failing.operations) - before
-    scene.own.close()
-    scene.database.close()
-    assert count > 5
-    return count
+class Died(BaseException):
+    """A process ends here."""
+
+
+def die() -> None:
+    raise Died
+
+
+class At:
+    """Acts once, at the operation of the store with this number."""
+
+    def __init__(self, number: int, act: Callable[[], None]) -> None:
+        self.left = number
+        self._act = act
+
+    def __call__(self, _: Operation) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self._act()
+
+
+def scenes(folder: Path, *, keyless: bool = False) -> Iterator[tuple[int, Scene]]:
+    """Yield, for each operation of the first round of a relay, its number, and a scene before this round."""
+
+    def written(name: object) -> Scene:
+        scene = Scene(folder / f"{name}.db")
+        scene.write(1 if keyless else 20, keyless=keyless)
+        return scene
+
+    with closing(written("counted")) as counted:
+        before = len(counted.failing.operations)
+        counted.relay().move(counted.own)
+        operations = len(counted.failing.operations) - before
+    assert operations > 5
+    for number in range(operations):
+        with closing(written(number)) as scene:
+            yield number, scene
 
 
 @pytest.mark.parametrize("scales", [False, True], ids=["", "scaled"])
@@ -107,19 +134,9 @@ def operations_of_a_round(file: Path) -> int:
 def test_a_relay_that_dies_at_any_operation_is_followed_by_one_that_repeats_nothing(
     tmp_path: Path, place: str, scales: bool
 ) -> None:
-    for number in range(operations_of_a_round(tmp_path / "count.db")):
-        scene = Scene(tmp_path / f"{number}.db")
-        scene.write(20)
+    for number, scene in scenes(tmp_path):
         first = scene.relay()
-        left = number
-
-        def die(_: Operation) -> None:
-            nonlocal left
-            left -= 1
-            if left == -1:
-                raise Died
-
-        setattr(scene.failing, place, die)
+        setattr(scene.failing, place, At(number, die))
         with pytest.raises(Died):
             while True:
                 first.move(scene.own)
@@ -135,53 +152,33 @@ def test_a_relay_that_dies_at_any_operation_is_followed_by_one_that_repeats_noth
 def test_a_relay_that_pauses_at_any_operation_puts_nothing_into_the_stream_after_a_later_one(
     tmp_path: Path, scales: bool
 ) -> None:
-    for number in range(operations_of_a_round(tmp_path / "count.db")):
-        scene = Scene(tmp_path / f"{number}.db")
-        scene.write(20)
+    for number, scene in scenes(tmp_path):
         first = scene.relay()
-        left = number
 
-        def let_another_work(_: Operation) -> None:
-            nonlocal left
-            left -= 1
-            if left == -1:
-                later = scene.relay()  # noqa: B023
-                scene.drain(later)  # noqa: B023
-                if scales:
-                    scene.client.streams.scale(STREAM, split=[0])  # noqa: B023
-                scene.write(5)  # noqa: B023
-                later.move(scene.own)  # noqa: B023
+        def let_another_work(scene: Scene = scene) -> None:
+            later = scene.relay()
+            scene.drain(later)
+            if scales:
+                scene.client.streams.scale(STREAM, split=[0])
+            scene.write(5)
+            later.move(scene.own)
 
-        scene.failing.before = let_another_work
-        while left >= 0:
-            try:
+        scene.failing.before = pausing = At(number, let_another_work)
+        with suppress(rg.LeaseLostError):
+            while pausing.left >= 0:
                 first.move(scene.own)
-            except rg.LeaseLostError:
-                break
         scene.failing.before = None
-        for _ in range(3):
-            try:
+        with suppress(rg.LeaseLostError):
+            for _ in range(3):
                 first.move(scene.own)
-            except rg.LeaseLostError:
-                break
         scene.drain(scene.relay())
         scene.check()
 
 
 def test_a_row_without_a_key_is_moved_once_also_if_the_relays_choose_different_segments(tmp_path: Path) -> None:
-    for number in range(operations_of_a_round(tmp_path / "count.db")):
-        scene = Scene(tmp_path / f"{number}.db")
-        scene.write(1, keyless=True)
+    for number, scene in scenes(tmp_path, keyless=True):
         first = scene.relay()
-        left = number
-
-        def let_another_work(_: Operation) -> None:
-            nonlocal left
-            left -= 1
-            if left == -1:
-                scene.drain(scene.relay())  # noqa: B023
-
-        scene.failing.before = let_another_work
+        scene.failing.before = At(number, lambda scene=scene: scene.drain(scene.relay()))
         with suppress(rg.LeaseLostError):
             for _ in range(3):
                 first.move(scene.own)
@@ -213,15 +210,8 @@ def test_random_histories_move_each_row_once(scene: Scene, seed: int) -> None:
             else:
                 scene.client.streams.scale(STREAM, merge=current[:2])
         else:
-            left = rng.randrange(12)
-
-            def die(_: Operation) -> None:
-                nonlocal left
-                left -= 1
-                if left == -1:
-                    raise Died
-
-            setattr(scene.failing, rng.choice(["before", "after"]), die if step == "die" else None)
+            dying = At(rng.randrange(12), die)
+            setattr(scene.failing, rng.choice(["before", "after"]), dying if step == "die" else None)
             relay = rng.choice(relays[-3:])
             try:
                 relay.move(scene.own)
@@ -262,10 +252,7 @@ def test_a_row_that_has_the_id_of_a_lost_one_is_moved(scene: Scene) -> None:
         )
     scene.token = 1
     scene.drain(scene.relay())
-    found = [
-        event.data for part in scene.client.batch.segment_ranges(STREAM) for event in scene.client.batch.read(part)
-    ]
-    assert sorted(found) == [b"0", b"1", b"another"]
+    assert sorted(event.data for event in scene.stored()) == [b"0", b"1", b"another"]
 
 
 def test_a_stream_that_was_created_again_gets_the_rows(scene: Scene) -> None:
@@ -280,10 +267,7 @@ def test_a_stream_that_was_created_again_gets_the_rows(scene: Scene) -> None:
     assert scene.rest() == 4
     scene.client.streams.create(STREAM)
     scene.drain(relay)
-    found = [
-        event.data for part in scene.client.batch.segment_ranges(STREAM) for event in scene.client.batch.read(part)
-    ]
-    assert len(found) == 4
+    assert len(scene.stored()) == 4
 
 
 def test_a_value_is_read_as_it_was_written() -> None:
