@@ -8,43 +8,21 @@ from contextlib import suppress
 from typing import Any
 
 from synchronizer import InvalidArgumentError, StoreUnavailableError, UnsupportedError
-from synchronizer.callables import is_async
 
 from ..sql.connections import SqlConnection, wrap
+from ..sql.databases import SingleConnection, open_database
+from ..sql.drivers import commits_each_statement
 
 
 def in_transaction(connection: object) -> SqlConnection:
     """Return the user's connection, to run statements in its transaction. Refuse one that has none."""
     wrapped = wrap(connection)
-    raw = _driver_connection(wrapped.native)
-    if _is_autocommit(raw) and not _has_transaction(raw):
+    if commits_each_statement(wrapped.of_driver):
         raise InvalidArgumentError(
             "the connection is in autocommit mode and has no transaction, so the event would belong to none; begin a "
             "transaction first"
         )
     return wrapped
-
-
-def _driver_connection(native: Any) -> Any:
-    if hasattr(native, "exec_driver_sql"):  # of SQLAlchemy
-        return native.connection.driver_connection
-    if hasattr(native, "ensure_connection"):  # of Django
-        native.ensure_connection()
-        return native.connection
-    return native
-
-
-def _is_autocommit(raw: Any) -> bool:
-    autocommit = getattr(raw, "autocommit", None)
-    if isinstance(autocommit, bool):
-        return autocommit
-    return bool(getattr(raw, "isolation_level", "") is None)  # of sqlite3
-
-
-def _has_transaction(raw: Any) -> bool:
-    if hasattr(raw, "in_transaction"):
-        return bool(raw.in_transaction)
-    return int(getattr(getattr(raw, "info", None), "transaction_status", 0)) != 0  # of libpq: 0 is idle
 
 
 class Session:
@@ -110,47 +88,21 @@ class Session:
 def opener(engine_or_connect: Any) -> Callable[[], Session]:
     """Return a function that opens a connection of the outbox's own.
 
-    It takes an engine of SQLAlchemy, a pool of psycopg, the alias of a database of Django, or a function without
-    arguments that returns a new connection of a driver.
+    It takes what a sink takes, but no single connection, and nothing asynchronous.
     """
-    given = engine_or_connect
-    if hasattr(given, "sync_engine") or is_async(given) or is_async(getattr(given, "getconn", None)):
+    database = open_database(engine_or_connect)
+    if database.is_async:
         raise UnsupportedError(
             "an asynchronous engine, pool or function cannot open connections for an outbox; pass a synchronous one",
-            found=type(given).__name__,
+            found=type(engine_or_connect).__name__,
         )
-    if isinstance(given, str):
-        return lambda: _of_django(given)
-    if hasattr(given, "raw_connection"):
-        return lambda: _of_engine(given)
-    if hasattr(given, "connection_class"):
-        return lambda: _of_pool(given)
-    if callable(given) and not hasattr(given, "cursor"):
-        return lambda: Session(given())
-    raise InvalidArgumentError(
-        "an outbox opens connections of its own; pass an engine of SQLAlchemy, a pool of psycopg, an alias of Django, "
-        "or a function that returns a new connection, such as lambda: sqlite3.connect('shop.db')",
-        found=type(given).__name__,
-    )
-
-
-def _of_engine(engine: Any) -> Session:
-    checked_out = engine.raw_connection()
-    raw = checked_out.driver_connection
-    checked_out.detach()  # the engine's pool opens another when it needs one
-    return Session(raw)
-
-
-def _of_pool(pool: Any) -> Session:
-    """Open a connection as the pool does. A relay that kept one of the pool would take it from the application."""
-    conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
-    return Session(pool.connection_class.connect(conninfo, **(pool.kwargs or {})))
-
-
-def _of_django(alias: str) -> Session:
-    wrapper = wrap(alias).native.copy()
-    wrapper.connect()
-    return Session(wrapper.connection)
+    if isinstance(database, SingleConnection):
+        raise InvalidArgumentError(
+            "an outbox opens connections of its own; pass an engine of SQLAlchemy, a pool of psycopg, an alias of "
+            "Django, or a function that connects",
+            found=type(engine_or_connect).__name__,
+        )
+    return lambda: Session(database.connect())
 
 
 def is_database_error(error: BaseException) -> bool:

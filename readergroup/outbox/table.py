@@ -23,7 +23,9 @@ from synchronizer import InvalidArgumentError, NotFoundError, UnsupportedError
 from synchronizer.arguments import check_type
 
 from ..errors import CorruptDataError
-from ..sql.connections import Dialect, SqlConnection
+from ..sql.connections import SqlConnection
+from ..sql.drivers import Dialect
+from ..sql.errors import sqlstate, with_causes
 from ..streams.data.block import Headers
 from ..streams.data.write_batch import checked_headers
 from .session import Session
@@ -246,11 +248,8 @@ class OutboxTable:
 
 def table_trouble(error: BaseException, table: str) -> NotFoundError | UnsupportedError | None:
     """Return the error for a table that does not exist, or has other columns; None if ``error`` says neither."""
-    if type(error).__module__.startswith("django."):
-        error = error.__cause__ or error
-    error = getattr(error, "orig", None) or error  # of SQLAlchemy
-    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    text = " ".join(str(error).split())
+    *_, of_driver = with_causes(error)
+    code, text = sqlstate(error), " ".join(str(of_driver).split())
     if code == "42P01" or "no such table" in text:
         return NotFoundError(
             "the outbox table does not exist; create it with outbox.create_table, or with the statements that "

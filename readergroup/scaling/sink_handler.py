@@ -19,7 +19,8 @@ from synchronizer.clock import Clock
 
 from ..errors import EventStoredError
 from ..sinks.sql_sink import SinkTransaction, SqlSink
-from ..sql.connections import is_conflict, is_passing
+from ..sql.errors import is_conflict, is_passing
+from ..sql.scripts import now
 from ..streams.event import Event, EventBatch
 from .handlers import NotHandledError, WorkerStoppedError, pause_of_sink
 
@@ -106,7 +107,7 @@ class SinkHandler(_Calls):
     def _attempt(self, what: What) -> None:
         transaction = self._transaction(what)
         try:
-            connection = transaction.__enter__()
+            connection = now(transaction.begin())
         except EventStoredError:
             return
         except Exception as error:
@@ -114,12 +115,12 @@ class SinkHandler(_Calls):
         try:
             _check(self._handle(transaction.what, connection))
         except BaseException as error:
-            transaction.rollback()
+            now(transaction.rollback())
             if isinstance(error, Exception) and (judged := _judge_handler(transaction, error)) is not error:
                 raise judged from error
             raise
         try:
-            transaction.commit()
+            now(transaction.commit())
         except EventStoredError:
             return
         except Exception as error:
@@ -145,7 +146,7 @@ class AsyncSinkHandler(_Calls):
     async def _attempt(self, what: What) -> None:
         transaction = self._transaction(what)
         try:
-            connection = await transaction.__aenter__()
+            connection = await transaction.begin()
         except EventStoredError:
             return
         except Exception as error:
@@ -153,12 +154,12 @@ class AsyncSinkHandler(_Calls):
         try:
             _check(await self._handle(transaction.what, connection))
         except BaseException as error:
-            await transaction.rollback_async()
+            await transaction.rollback()
             if isinstance(error, Exception) and (judged := _judge_handler(transaction, error)) is not error:
                 raise judged from error
             raise
         try:
-            await transaction.commit_async()
+            await transaction.commit()
         except EventStoredError:
             return
         except Exception as error:

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 from synchronizer import StoreUnavailableError
 
 from ..errors import EventStoredError
-from ..sql.connections import Dialect, Script, is_passing
+from ..sql.drivers import Dialect
+from ..sql.errors import is_passing
+from ..sql.scripts import Script, now
 from ..streams.config import SegmentId
 from ..streams.event import Event
 from .place import Place
@@ -25,7 +27,7 @@ class SinkCalls:
 
     Args:
         sink: The sink.
-        run: For an asynchronous database.
+        run: For an asynchronous database. Default: it blocks.
         knows_all: Whether each event that the group counts as processed goes through the sink.
         shared: Whether the events of a segment are stored out of order.
     """
@@ -35,12 +37,12 @@ class SinkCalls:
     ) -> None:
         self.knows_all = knows_all
         self._sink = sink
-        self._run = run
+        self._run: RunOnLoop = run or now
         self._shared = shared
         if run is None:
-            sink.plain()
+            sink.check_blocks()
         else:
-            sink.asynchronous()
+            sink.check_asynchronous()
 
     def claim(self, group: str, segment: SegmentId, incarnation: str, token: int, offset: int) -> int:
         """See `Claims`."""
@@ -53,13 +55,8 @@ class SinkCalls:
 
     def skip(self, event: Event[Any]) -> None:
         """Count the event as stored without an effect."""
-        transaction = SinkTransaction(self._sink, event, shared=self._shared)
         try:
-            if self._run is None:
-                with transaction:
-                    pass
-            else:
-                self._run(_enter(transaction))
+            self._run(_pass_through(SinkTransaction(self._sink, event, shared=self._shared)))
         except EventStoredError:
             pass
         except Exception as error:
@@ -67,17 +64,15 @@ class SinkCalls:
 
     def _perform(self, script: Callable[[Dialect], Script[R]]) -> R:
         try:
-            if self._run is None:
-                return self._sink.plain().perform(script)
-            returned: R = self._run(self._sink.asynchronous().perform(script))
+            returned: R = self._run(self._sink.database.perform(script))
             return returned
         except Exception as error:
             raise _explained(error) from error
 
 
-async def _enter(transaction: SinkTransaction) -> None:
-    async with transaction:
-        pass
+async def _pass_through(transaction: SinkTransaction) -> None:
+    await transaction.begin()
+    await transaction.commit()
 
 
 def _explained(error: Exception) -> Exception:

@@ -19,7 +19,8 @@ from synchronizer import InvalidArgumentError, StoreUnavailableError
 from synchronizer.arguments import check_type
 
 from ..errors import ReaderNotInGroupError
-from ..sql.connections import Dialect, Script, Statement
+from ..sql.drivers import Dialect
+from ..sql.scripts import Script, Statement
 from .place import Place
 
 #: The token of a row while `SqlSink.reset` runs: no owner has one as great.

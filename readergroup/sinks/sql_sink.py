@@ -14,22 +14,11 @@ from synchronizer import InvalidArgumentError, ReaderGroupError
 from synchronizer.arguments import check_duration, check_type
 
 from ..errors import EventStoredError
-from ..sql.connections import (
-    AsyncDatabase,
-    AsyncSqlConnection,
-    Control,
-    Database,
-    Dialect,
-    Script,
-    SqlConnection,
-    Statement,
-    autocommit,
-    in_transaction,
-    is_passing,
-    open_database,
-    run,
-    run_async,
-)
+from ..sql.connections import Connection, autocommit, run
+from ..sql.databases import open_database
+from ..sql.drivers import Dialect
+from ..sql.errors import is_passing
+from ..sql.scripts import Control, Script, Statement, in_transaction, now, settled
 from ..streams.config import stream_of
 from ..streams.event import Event, EventBatch
 from .place import Place
@@ -97,7 +86,7 @@ class SqlSink:
     @property
     def is_async(self) -> bool:
         """Whether its transactions are entered by ``async with``."""
-        return isinstance(self.database, AsyncDatabase)
+        return self.database.is_async
 
     def transaction(self, event: Event[Any] | EventBatch[Any]) -> SinkTransaction:
         """Return a context manager that stores all or nothing of its block, with the position behind the event.
@@ -132,35 +121,28 @@ class SqlSink:
             InvalidArgumentError: ``to`` is no place in the group's streams, or the database is asynchronous: use
                 `reset_async`.
         """
-        database = self.plain()
-        state = group.synchronizer.fetch_updates(timeout=timeout)
-        streams = _streams(state, to)
-        database.perform(lambda dialect: self._blocking(dialect, group.name, streams))
-        try:
-            group.reset(to, timeout=timeout)
-        except InvalidArgumentError:  # nothing was reset
-            places, token = _places(group, streams)
-            database.perform(lambda _: in_transaction(self.tables.unblock(group.name, streams, places, token)))
-            raise
-        group.synchronizer.fetch_updates(timeout=timeout)
-        places, token = _places(group, streams)
-        database.perform(lambda _: in_transaction(self.tables.move(group.name, streams, places, token)))
+        self.check_blocks()
+        now(self._reset(group, to, timeout))
 
     async def reset_async(self, group: Any, to: Any, *, timeout: float | None = None) -> None:
         """`reset`, for a group of `readergroup.aio` and an asynchronous database."""
-        database = self.asynchronous()
-        state = await group.synchronizer.fetch_updates(timeout=timeout)
+        self.check_asynchronous()
+        await self._reset(group, to, timeout)
+
+    async def _reset(self, group: Any, to: Any, timeout: float | None) -> None:
+        perform = self.database.perform
+        state = await settled(group.synchronizer.fetch_updates(timeout=timeout))
         streams = _streams(state, to)
-        await database.perform(lambda dialect: self._blocking(dialect, group.name, streams))
+        await perform(lambda dialect: self._blocking(dialect, group.name, streams))
         try:
-            await group.reset(to, timeout=timeout)
+            await settled(group.reset(to, timeout=timeout))
         except InvalidArgumentError:  # nothing was reset
             places, token = _places(group, streams)
-            await database.perform(lambda _: in_transaction(self.tables.unblock(group.name, streams, places, token)))
+            await perform(lambda _: in_transaction(self.tables.unblock(group.name, streams, places, token)))
             raise
-        await group.synchronizer.fetch_updates(timeout=timeout)
+        await settled(group.synchronizer.fetch_updates(timeout=timeout))
         places, token = _places(group, streams)
-        await database.perform(lambda _: in_transaction(self.tables.move(group.name, streams, places, token)))
+        await perform(lambda _: in_transaction(self.tables.move(group.name, streams, places, token)))
 
     def _blocking(self, dialect: Dialect, group: str, streams: Sequence[str]) -> Script[None]:
         yield from self.prepared(dialect)
@@ -168,8 +150,7 @@ class SqlSink:
 
     def close(self) -> None:
         """Close the connection that the sink has opened for this thread. It closes nothing that it was given."""
-        if isinstance(self.database, Database):
-            self.database.close()
+        self.database.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, self._given
@@ -188,21 +169,19 @@ class SqlSink:
         """Move each place, with its token, to a position before which all is stored. Return those that moved."""
         return in_transaction(self.tables.settle(places))
 
-    def plain(self) -> Database:
-        if isinstance(self.database, AsyncDatabase):
+    def check_blocks(self) -> None:
+        if self.is_async:
             raise InvalidArgumentError(
                 "the database of the sink is asynchronous: enter transactions with async with, and use async def "
                 "handlers and reset_async"
             )
-        return self.database
 
-    def asynchronous(self) -> AsyncDatabase:
-        if isinstance(self.database, Database):
+    def check_asynchronous(self) -> None:
+        if not self.is_async:
             raise InvalidArgumentError(
                 "the database of the sink blocks, which would stop the event loop: use an AsyncEngine, or an "
                 "asynchronous connection or pool of psycopg"
             )
-        return self.database
 
     # ------------------------------------------------------------------ for transactions
 
@@ -293,44 +272,54 @@ class SinkTransaction:
         self._shared = shared
         self._takes_rest = takes_rest
         self._row: Row | None = None
-        self._connection: SqlConnection | None = None
-        self._async_connection: AsyncSqlConnection | None = None
+        self._connection: Connection | None = None
         #: Whether its connection was lost.
         self.lost = False
 
-    # ------------------------------------------------------------------ plain
-
     def __enter__(self) -> Any:
-        self._check_unused()
-        connection = self._sink.plain().lend()
-        self._connection = connection
-        try:
-            run(connection, self._beginning(connection.dialect))
-        except BaseException:
-            self.rollback()
-            raise
-        return connection.native
+        self._sink.check_blocks()
+        return now(self.begin())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self.rollback()
+        now(self.commit() if kind is None else self.rollback())
 
-    def commit(self) -> None:
+    async def __aenter__(self) -> Any:
+        self._sink.check_asynchronous()
+        return await self.begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await (self.commit() if kind is None else self.rollback())
+
+    # ------------------------------------------------------------------ its steps, which `now` runs without a loop
+
+    async def begin(self) -> Any:
+        """Return the connection, as the application knows it."""
+        if self._row is not None or self._connection is not None:
+            raise InvalidArgumentError("a transaction is entered once; call sink.transaction again")
+        self._connection = connection = await self._sink.database.lend()
+        try:
+            await run(connection, self._beginning(connection.dialect))
+        except BaseException:
+            await self.rollback()
+            raise
+        return connection.native
+
+    async def commit(self) -> None:
         connection = self._connection
         assert connection is not None
         try:
-            run(connection, self._finishing(connection.dialect))
+            await run(connection, self._finishing(connection.dialect))
         except BaseException:
-            self.rollback()
+            await self.rollback()
             raise
         self._connection = None
-        self._sink.plain().give_back(connection)
+        await self._sink.database.give_back(connection)
 
-    def rollback(self) -> None:
+    async def rollback(self) -> None:
         """End the transaction without an effect. Raises no error of the database."""
         connection, self._connection = self._connection, None
         if connection is None:
@@ -339,63 +328,11 @@ class SinkTransaction:
         try:
             with suppress(Exception):
                 self.lost = connection.broken
-                connection.rollback()
+                await settled(connection.rollback())
                 failed = connection.broken
         finally:
             self.lost |= failed
-            self._sink.plain().give_back(connection, failed=failed)
-
-    # ------------------------------------------------------------------ awaited
-
-    async def __aenter__(self) -> Any:
-        self._check_unused()
-        connection = await self._sink.asynchronous().lend()
-        self._async_connection = connection
-        try:
-            await run_async(connection, self._beginning(connection.dialect))
-        except BaseException:
-            await self.rollback_async()
-            raise
-        return connection.native
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            await self.commit_async()
-        else:
-            await self.rollback_async()
-
-    async def commit_async(self) -> None:
-        connection = self._async_connection
-        assert connection is not None
-        try:
-            await run_async(connection, self._finishing(connection.dialect))
-        except BaseException:
-            await self.rollback_async()
-            raise
-        self._async_connection = None
-        await self._sink.asynchronous().give_back(connection)
-
-    async def rollback_async(self) -> None:
-        connection, self._async_connection = self._async_connection, None
-        if connection is None:
-            return
-        failed = True
-        try:
-            with suppress(Exception):
-                self.lost = connection.broken
-                await connection.rollback()
-                failed = connection.broken
-        finally:
-            self.lost |= failed
-            await self._sink.asynchronous().give_back(connection, failed=failed)
-
-    # ------------------------------------------------------------------ both
-
-    def _check_unused(self) -> None:
-        if self._row is not None or self._connection is not None or self._async_connection is not None:
-            raise InvalidArgumentError("a transaction is entered once; call sink.transaction again")
+            await self._sink.database.give_back(connection, failed=failed)
 
     def _beginning(self, dialect: Dialect) -> Script[None]:
         sink, place = self._sink, self._place

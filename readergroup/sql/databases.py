@@ -1,0 +1,297 @@
+"""The application's database, in whichever form the application has it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from synchronizer import ClosedError, InvalidArgumentError, UnsupportedError
+from synchronizer.callables import is_async
+
+from .connections import (
+    AsyncPsycopgConnection,
+    AsyncSqlAlchemyConnection,
+    Connection,
+    DbApiConnection,
+    DjangoConnection,
+    SqlAlchemyConnection,
+    run,
+)
+from .drivers import Dialect, django_connection, is_instance, known_dialect
+from .scripts import Script, settled
+
+R = TypeVar("R")
+
+
+class Database:
+    """Lends connections for one transaction each. It closes only what it has opened.
+
+    Threads may share one that blocks; its coroutines await nothing. An asynchronous one is for one event loop, unless
+    it opens a connection for each transaction: the connections of a pool belong to their loop.
+    """
+
+    def __init__(self, *, is_async: bool = False) -> None:
+        self.is_async = is_async
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def lend(self) -> Connection:
+        """Return a connection that nothing else uses until `give_back`."""
+        raise NotImplementedError
+
+    async def give_back(self, connection: Connection, *, failed: bool = False) -> None:
+        """Take back a connection. After a failure its transaction may be open, and it may be of no further use."""
+        with suppress(Exception):
+            await settled(connection.close())
+
+    async def perform(self, script: Callable[[Dialect], Script[R]]) -> R:
+        """Run the script for the dialect on a connection of its own."""
+        connection = await self.lend()
+        failed = True
+        try:
+            returned = await run(connection, script(connection.dialect))
+            failed = False
+            return returned
+        finally:
+            await self.give_back(connection, failed=failed)
+
+    def connect(self) -> Any:
+        """Return a new connection of the driver, for the caller to close. Not of a `SingleConnection`, nor awaited."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close what this object has opened for this thread."""
+
+    def _check_loop(self) -> None:
+        if not self.is_async:
+            return
+        loop = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._loop = loop
+        elif self._loop is not loop:
+            raise InvalidArgumentError(
+                "an asynchronous pool of connections serves one event loop, and each worker has its own; use one "
+                "reader with concurrency, or an engine with poolclass=sqlalchemy.NullPool"
+            )
+
+
+class _EngineDatabase(Database):
+    def __init__(self, engine: Any, *, is_async: bool = False) -> None:
+        super().__init__(is_async=is_async)
+        known_dialect(engine.dialect.name)
+        self._engine = engine
+
+    async def lend(self) -> Connection:
+        if type(self._engine.pool).__name__ != "NullPool":
+            self._check_loop()
+        native = await settled(self._engine.connect())
+        return AsyncSqlAlchemyConnection(native) if self.is_async else SqlAlchemyConnection(native)
+
+    def connect(self) -> Any:
+        checked_out = self._engine.raw_connection()
+        native = checked_out.driver_connection
+        checked_out.detach()  # the engine's pool opens another when it needs one
+        return native
+
+
+class _PsycopgPoolDatabase(Database):
+    def __init__(self, pool: Any, *, is_async: bool = False) -> None:
+        super().__init__(is_async=is_async)
+        self._pool = pool
+
+    async def lend(self) -> Connection:
+        self._check_loop()
+        return _of_psycopg(await settled(self._pool.getconn()), is_async=self.is_async)
+
+    async def give_back(self, connection: Connection, *, failed: bool = False) -> None:
+        with suppress(Exception):
+            await settled(self._pool.putconn(connection.native))
+
+    def connect(self) -> Any:
+        """Connect as the pool does. A connection of the pool that is kept would be missed by the application."""
+        pool = self._pool
+        conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
+        return pool.connection_class.connect(conninfo, **(pool.kwargs or {}))
+
+
+class SingleConnection(Database):
+    """A single connection: one transaction at a time."""
+
+    def __init__(self, native: Any, *, is_async: bool = False) -> None:
+        super().__init__(is_async=is_async)
+        self._connection = _of_psycopg(native, is_async=is_async)
+        self._lock: Any = asyncio.Lock() if is_async else threading.Lock()
+
+    async def lend(self) -> Connection:
+        self._check_loop()
+        await settled(self._lock.acquire())
+        if self._connection.broken:
+            self._lock.release()
+            raise ClosedError(
+                "the connection is closed or was lost, and cannot be opened again; pass a pool, an engine or a "
+                "function that connects"
+            )
+        return self._connection
+
+    async def give_back(self, connection: Connection, *, failed: bool = False) -> None:
+        try:
+            if failed:
+                with suppress(Exception):
+                    await settled(connection.rollback())
+        finally:
+            self._lock.release()
+
+
+class _Kept:
+    """A connection of one thread, closed when the thread ends."""
+
+    def __init__(self, connection: DbApiConnection) -> None:
+        self.connection = connection
+        self.process_id = os.getpid()
+
+    def close(self) -> None:
+        if self.process_id == os.getpid():
+            with suppress(Exception):
+                self.connection.close()
+        else:
+            _inherited.append(self.connection)  # closing it would end the parent's
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_inherited: Final[list[object]] = []
+
+
+class _FactoryDatabase(Database):
+    """Connects once per thread, and again after an error of the connection."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        super().__init__()
+        self._connect = connect
+        self._of_thread = threading.local()
+
+    async def lend(self) -> Connection:
+        kept: _Kept | None = getattr(self._of_thread, "kept", None)
+        self._of_thread.kept = None
+        if kept is None or kept.process_id != os.getpid() or kept.connection.broken:
+            native = self.connect()
+            try:
+                kept = _Kept(DbApiConnection(native))
+            except UnsupportedError:
+                native.close()
+                raise
+        self._of_thread.lent = kept
+        return kept.connection
+
+    async def give_back(self, connection: Connection, *, failed: bool = False) -> None:
+        kept: _Kept = self._of_thread.lent
+        self._of_thread.lent = None
+        if failed or connection.broken:
+            kept.close()
+        else:
+            self._of_thread.kept = kept
+
+    def connect(self) -> Any:
+        native = self._connect()
+        if not callable(getattr(native, "cursor", None)) or is_async(getattr(native, "commit", None)):
+            if asyncio.iscoroutine(native):
+                native.close()
+            raise InvalidArgumentError(
+                "the function must return a new connection of a DB-API driver", found=type(native).__name__
+            )
+        return native
+
+    def close(self) -> None:
+        kept: _Kept | None = getattr(self._of_thread, "kept", None)
+        self._of_thread.kept = None
+        if kept is not None:
+            kept.close()
+
+
+class _AsyncFactoryDatabase(Database):
+    """Connects for each transaction."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Any]]) -> None:
+        super().__init__(is_async=True)
+        self._connect = connect
+
+    async def lend(self) -> Connection:
+        native = await self._connect()
+        if not is_instance(native, "psycopg", "AsyncConnection"):
+            raise InvalidArgumentError(
+                "the async function must return a psycopg.AsyncConnection", found=type(native).__name__
+            )
+        return AsyncPsycopgConnection(native)
+
+
+class _DjangoDatabase(Database):
+    def __init__(self, alias: str) -> None:
+        super().__init__()
+        self._alias = alias
+        known_dialect(django_connection(alias).vendor)
+
+    async def lend(self) -> Connection:
+        return DjangoConnection(django_connection(self._alias))  # that of this thread
+
+    async def give_back(self, connection: Connection, *, failed: bool = False) -> None:
+        if failed:
+            with suppress(Exception):
+                await settled(connection.rollback())
+        if connection.broken:
+            connection.native.close()
+
+    def connect(self) -> Any:
+        wrapper = django_connection(self._alias).copy()
+        wrapper.connect()
+        return wrapper.connection
+
+
+def _of_psycopg(native: Any, *, is_async: bool) -> Connection:
+    return AsyncPsycopgConnection(native) if is_async else DbApiConnection(native)
+
+
+def open_database(engine_or_connect: Any) -> Database:
+    """Return the database behind what the application has.
+
+    Args:
+        engine_or_connect: A SQLAlchemy ``Engine`` or ``AsyncEngine``, a psycopg connection or pool, plain or
+            asynchronous, the alias of a Django connection, or a function that returns a new connection of a driver.
+
+    Raises:
+        InvalidArgumentError: It is none of these.
+        UnsupportedError: The database is neither SQLite nor PostgreSQL.
+    """
+    given = engine_or_connect
+    if isinstance(given, str):
+        return _DjangoDatabase(given)
+    if is_instance(given, "sqlalchemy.engine", "Engine"):
+        return _EngineDatabase(given)
+    if is_instance(given, "sqlalchemy.ext.asyncio", "AsyncEngine"):
+        return _EngineDatabase(given, is_async=True)
+    if is_instance(given, "psycopg_pool", "ConnectionPool", "NullConnectionPool"):
+        return _PsycopgPoolDatabase(given)
+    if is_instance(given, "psycopg_pool", "AsyncConnectionPool", "AsyncNullConnectionPool"):
+        return _PsycopgPoolDatabase(given, is_async=True)
+    if is_instance(given, "psycopg", "AsyncConnection"):
+        return SingleConnection(given, is_async=True)
+    if is_instance(given, "psycopg", "Connection"):
+        return SingleConnection(given)
+    if not isinstance(given, type) and callable(getattr(given, "cursor", None)):
+        raise InvalidArgumentError(
+            "a single connection of this kind cannot be shared by threads or opened again; pass a function that "
+            "connects, such as lambda: sqlite3.connect('shop.db')",
+            found=type(given).__name__,
+        )
+    if is_async(given):
+        return _AsyncFactoryDatabase(given)
+    if callable(given):
+        return _FactoryDatabase(given)
+    raise InvalidArgumentError(
+        "the database must be given as an engine of SQLAlchemy, a psycopg connection or pool, the alias of a Django "
+        "connection, or a function that connects",
+        found=type(given).__name__,
+    )

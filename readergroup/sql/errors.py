@@ -1,0 +1,63 @@
+"""What an error of a driver means, also inside one of SQLAlchemy or Django."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+#: Errors of PostgreSQL after which the same transaction may succeed: lost connections, a server that ends or starts,
+#: transactions that wait for each other, and limits.
+_PASSING_STATES: Final = frozenset({
+    "25P03", "25P04", "40001", "40P01", "53000", "53100", "53200", "53300", "55P03", "57P01", "57P02", "57P03", "57P05",
+})  # fmt: skip
+_PASSING_CLASSES: Final = ("08",)
+#: Errors of SQLite: busy, locked, full.
+_PASSING_CODES: Final = frozenset({5, 6, 13})
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether the same transaction may succeed later: the connection was lost, or it met another transaction."""
+    return any(map(_is_passing, with_causes(error)))
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether PostgreSQL ended the transaction because of another one: a deadlock or a failed serialization."""
+    return sqlstate(error) in ("40001", "40P01")
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return the code that PostgreSQL gave the error, if it did."""
+    return next((state for each in with_causes(error) if (state := _sqlstate(each)) is not None), None)
+
+
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, and below it the one that it stands for, down to that of the driver."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        # SQLAlchemy keeps the driver's error in `orig`, Django as the cause.
+        found = getattr(found, "orig", None) or found.__cause__
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
+def _is_passing(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError):
+        return True
+    if getattr(error, "connection_invalidated", False):
+        return True
+    driver = type(error).__module__.partition(".")[0]
+    if (code := getattr(error, "sqlite_errorcode", None)) is not None:
+        return code & 0xFF in _PASSING_CODES
+    if (state := _sqlstate(error)) is not None:
+        return state in _PASSING_STATES or str(state).startswith(_PASSING_CLASSES)
+    names = {each.__name__ for each in type(error).__mro__}
+    if driver in ("psycopg_pool", "sqlalchemy"):
+        return bool(names & {"PoolTimeout", "TimeoutError"})
+    return driver in ("psycopg", "psycopg2", "pg8000", "asyncpg") and bool(
+        names & {"OperationalError", "InterfaceError"}
+    )
