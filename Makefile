@@ -1,4 +1,5 @@
 # make demo    the main job, on this Python's standard library or on INPUT=path      make demo-spark    on Spark
+# make serve-demo    the page of readergroup serve, on a group that works
 # make test    the whole test suite          make check       lint, types, layers
 # make test-stores STORES=nats    what takes a store, all of it on these (memory,sqlite,postgresql,nats,nats-cluster)
 #              and what is too broad for make test: more seeds, more schedules
@@ -24,10 +25,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 PACKAGES := synchronizer notifications readergroup
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test java test-stores test-lowest check bench simulate chaos soak wheel-test clean
+.PHONY: help demo demo-spark serve-demo test java test-stores test-lowest check bench simulate chaos soak wheel-test clean
 
 help:
-	@sed -n '1,8s/^# //p' Makefile
+	@sed -n '1,9s/^# //p' Makefile
 
 # Each stamp stands for one set of dependencies, and is as new as the pyproject.toml that was installed.
 $(VENV)/bin/python:
@@ -42,7 +43,7 @@ $(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV), with what the tests need"
 	@$(PIP) --editable '.[dev]'
-	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-spark
+	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-serve $(VENV)/.installed-spark
 
 $(VENV)/.installed-spark: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV), with Spark"
@@ -51,6 +52,14 @@ $(VENV)/.installed-spark: pyproject.toml | $(VENV)/bin/python
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/readergroup demo $(if $(INPUT),"$$INPUT")
+
+$(VENV)/.installed-serve: pyproject.toml | $(VENV)/bin/python
+	@echo "installing into $(VENV), with the web view"
+	@$(PIP) --editable '.[serve]'
+	@touch $@
+
+serve-demo: $(VENV)/.installed-serve
+	@$(BIN)/python -m readergroup.demo.serving
 
 demo-spark: $(VENV)/.installed-spark java
 	@$(BIN)/readergroup demo --spark $(if $(INPUT),"$$INPUT")

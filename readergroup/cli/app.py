@@ -9,7 +9,21 @@ import typer
 
 from synchronizer import ReaderGroupError
 
-from . import config, demo, doctor, groups, notifications, outbox, reading, sinks, streams, transfer, watching, writing
+from . import (
+    config,
+    demo,
+    doctor,
+    groups,
+    notifications,
+    outbox,
+    reading,
+    serving,
+    sinks,
+    streams,
+    transfer,
+    watching,
+    writing,
+)
 from .screen import say
 from .session import Commands, Session
 
@@ -34,6 +48,7 @@ app.add_typer(outbox.commands, name="outbox")
 app.command()(writing.write)
 app.command()(reading.read)
 app.command()(watching.watch)
+app.command()(serving.serve)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
 

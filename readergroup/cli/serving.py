@@ -1,0 +1,123 @@
+"""``readergroup serve``: the web view of a store."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from .screen import say
+from .session import Failed, WrongUsage, ended_by_signal, session
+
+if TYPE_CHECKING:
+    from ..serve.application import WebView
+
+#: At most this many connections and requests at once. Further ones get 503.
+_MAX_CONNECTIONS: Final = 200
+
+
+def serve(
+    context: typer.Context,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8420,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="READERGROUP_SERVE_TOKEN",
+            help="What a browser or scraper has to know; at least 16 characters. Other users of this machine can see"
+            " it on the command line: prefer --token-file or the environment.",
+            show_default=False,
+            show_envvar=True,
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the token.", show_default=False)
+    ] = None,
+    allow_writes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-writes", help="Let the page reset groups, take checkpoints, remove readers and scale streams."
+        ),
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two looks at all groups, while someone looks.")
+    ] = 5.0,
+) -> None:
+    """Serve a page that shows the groups of the store, metrics for Prometheus, and JSON for KEDA.
+
+    Ends with Ctrl-C. Without a token it listens on this machine only. docs/howto/see-it-in-a-browser.md lists the
+    addresses.
+    """
+    if token_file is not None:
+        token = token_file.read_text().strip()
+    is_local = _is_loopback(host)
+    if not is_local and token is None:
+        raise WrongUsage(f"listening on {host} needs a token; use --token-file or READERGROUP_SERVE_TOKEN")
+    from ..serve.access import LOOPBACK
+    from ..serve.application import app
+
+    try:
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        from synchronizer.extras import install_hint
+
+        raise Failed(f"the web view needs uvicorn; {install_hint('serve')}") from error
+    with session(context).connect() as client, _listening(host, port) as listening:
+        view = app(
+            client,
+            token=token,
+            allow_writes=allow_writes,
+            hosts={*LOOPBACK, host} if is_local else None,
+            sample_interval_seconds=interval,
+        )
+        name = f"[{host}]" if ":" in host else host
+        say(f"http://{name}:{listening.getsockname()[1]}/{' (changes are allowed)' if allow_writes else ''}")
+        _run(view, listening)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that takes connections from now on, so that the printed address works at once."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise Failed(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
+    return listening
+
+
+def _run(view: WebView, listening: socket.socket) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: object) -> None:
+            view.end_streams()  # the server waits for its connections
+            super().handle_exit(sig, frame)  # type: ignore[arg-type]
+
+    config = uvicorn.Config(
+        view,
+        log_config=None,
+        log_level="warning",
+        access_log=False,  # addresses belong to users, and headers may hold the token
+        http="h11",
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=3,
+    )
+    with ended_by_signal():
+        Server(config).run(sockets=[listening])

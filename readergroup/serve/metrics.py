@@ -1,0 +1,173 @@
+"""The metrics, in the format of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from .sample import GroupSample, Sample
+from .sampler import LINGER_SECONDS, Sampler
+from .watching import Watches
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+#: Beyond so many segments only the totals of groups are exported.
+MAX_SEGMENTS: Final = 10_000
+
+_KIND: Final = ("kind",)
+_GROUP: Final = ("group",)
+_SEGMENT: Final = ("group", "segment")
+
+
+class StoreMetrics(Collector):
+    """The metrics of one sample. A stale one says nothing of groups."""
+
+    def __init__(self, sampler: Sampler, watches: Watches, sample: Sample, *, is_stale: bool = False) -> None:
+        self._sampler = sampler
+        self._watches = watches
+        self._sample = sample
+        self._is_stale = is_stale
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        sample = self._sample
+        yield from self._of_store(sample)
+        groups = [each for each in sample.groups.values() if each.error is None and not self._is_stale]
+        yield from self._of_groups(groups)
+        yield from _of_segments(groups)
+        if sample.outbox is not None:
+            events, seconds = sample.outbox
+            yield _gauge("readergroup_outbox_waiting_events", "Committed events that wait in the outbox.", events)
+            yield _gauge("readergroup_outbox_oldest_seconds", "Age of the oldest event in the outbox.", seconds)
+
+    def _of_store(self, sample: Sample) -> Iterator[Metric]:
+        up = sample.error is None and not self._is_stale
+        yield _gauge("readergroup_store_up", "Whether the last sample could read the store.", float(up))
+        yield _gauge("readergroup_sample_timestamp_seconds", "When the exported sample was taken.", sample.at)
+        yield _gauge("readergroup_sample_duration_seconds", "How long it took to read all groups.", sample.seconds)
+        samples = CounterMetricFamily("readergroup_samples", "Samples taken by this process.")
+        samples.add_metric((), self._sampler.samples)
+        yield samples
+        errors = CounterMetricFamily(
+            "readergroup_store_errors", "Failed reads of the store, by error.", labels=("kind",)
+        )
+        for kind, count in sorted(self._sampler.errors_by_kind().items()):
+            errors.add_metric((kind,), count)
+        yield errors
+        yield _gauge("readergroup_viewers", "Open pages with a live view.", self._watches.viewers)
+
+    def _of_groups(self, groups: list[GroupSample]) -> Iterator[Metric]:
+        columns = (
+            ("segments", "Segments to read. More readers than this are idle.", lambda g: g.state.number_of_segments),
+            ("unassigned_segments", "Segments that can be read and have no owner.", lambda g: len(g.state.unassigned)),
+            ("owned_segments", "Segments that have an owner.", _owned),
+            ("readers", "Readers in the group.", lambda g: g.state.number_of_readers),
+            ("lag_events", "Events behind, estimated where many remain.", lambda g: g.lag.events),
+            ("lag_bytes", "Bytes behind.", lambda g: g.lag.bytes),
+            ("lag_seconds", "Age of the next event of the segment that is most behind.", lambda g: g.lag.seconds),
+            (
+                "end_of_data",
+                "Whether the group has read its streams to their end.",
+                lambda g: float(g.state.end_of_data),
+            ),
+            ("kept_checkpoints", "Completed checkpoints in the state of the group.", _checkpoints),
+        )
+        for name, documentation, value in columns:
+            family = GaugeMetricFamily(f"readergroup_group_{name}", documentation, labels=_GROUP)
+            for group in groups:
+                family.add_metric((group.name,), value(group))
+            yield family
+        changes = CounterMetricFamily(
+            "readergroup_group_owner_changes", "Assignments of segments seen by this process.", labels=_GROUP
+        )
+        checkpoints = CounterMetricFamily(
+            "readergroup_group_checkpoints", "Checkpoints that were completed while this process looked.", labels=_GROUP
+        )
+        last = GaugeMetricFamily(
+            "readergroup_group_last_checkpoint_timestamp_seconds",
+            "When this process saw the last checkpoint completed. Missing before the first.",
+            labels=_GROUP,
+        )
+        for group in groups:
+            history = self._sampler.history(group.name)
+            changes.add_metric((group.name,), history.owner_changes)
+            checkpoints.add_metric((group.name,), history.checkpoints)
+            if history.last_checkpoint_at is not None:
+                last.add_metric((group.name,), history.last_checkpoint_at)
+        yield from (changes, checkpoints, last)
+
+
+def _owned(group: GroupSample) -> int:
+    return sum(len(segments) for segments in group.state.owned.values())
+
+
+def _checkpoints(group: GroupSample) -> int:
+    return len(group.state.completed_checkpoints)
+
+
+def _of_segments(groups: list[GroupSample]) -> Iterator[Metric]:
+    events, sizes, seconds = (
+        GaugeMetricFamily(f"readergroup_segment_lag_{unit}", documentation, labels=_SEGMENT)
+        for unit, documentation in (
+            ("events", "Events behind in the segment, estimated where many remain."),
+            ("bytes", "Bytes behind in the segment."),
+            ("seconds", "Age of the next event of the segment."),
+        )
+    )
+    left_out = 0
+    room = MAX_SEGMENTS
+    for group in sorted(groups, key=lambda each: (len(each.lag.segments), each.name)):  # the large ones go first
+        if len(group.lag.segments) > room:
+            left_out += len(group.lag.segments)
+            continue
+        room -= len(group.lag.segments)
+        for segment, lag in group.lag.segments.items():
+            labels = (group.name, segment)
+            events.add_metric(labels, lag.events)
+            sizes.add_metric(labels, lag.bytes)
+            seconds.add_metric(labels, lag.seconds)
+    yield from (events, sizes, seconds)
+    yield _gauge("readergroup_segments_left_out", "Segments without series of their own.", left_out)
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, documentation, value=value)
+
+
+class Exposition:
+    """The metrics as text. That of thousands of segments takes a while, so the sampler's thread makes it."""
+
+    def __init__(self, sampler: Sampler, watches: Watches, registry: CollectorRegistry | None) -> None:
+        self._sampler = sampler
+        self._watches = watches
+        self._registry = registry
+        self._clock = sampler.client.clock
+        self._asked_at = float("-inf")
+        self._made: tuple[Sample, bytes] | None = None
+
+    def prepare(self, sample: Sample) -> None:
+        """Make the text of a new sample before it is published, if someone scrapes."""
+        if self._clock.monotonic() - self._asked_at <= LINGER_SECONDS:
+            self._made = sample, self._text_of(sample)
+
+    def text(self) -> bytes:
+        """Return the metrics of the newest sample, and those of the joined registry as they are now."""
+        self._asked_at = self._clock.monotonic()
+        sample, made = self._sampler.sample, self._made
+        if self._sampler.is_stale(sample):
+            text = self._text_of(sample, is_stale=True)
+        elif made is not None and made[0].at_monotonic >= sample.at_monotonic:
+            text = made[1]
+        else:
+            text = self._text_of(sample)
+            self._made = sample, text
+        return text if self._registry is None else text + generate_latest(self._registry)
+
+    def _text_of(self, sample: Sample, *, is_stale: bool = False) -> bytes:
+        return generate_latest(StoreMetrics(self._sampler, self._watches, sample, is_stale=is_stale))

@@ -1,0 +1,444 @@
+"use strict";
+// Every name that the store holds reaches the page as text, never as markup.
+
+const byId = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+const NOTICES = 200;
+const WINDOWS = [60, 120, 300, 900];
+
+let session = null;
+let source = null;
+let chosen = null;
+const colours = new Map();
+
+// ---------------------------------------------------------------- elements
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  for (const child of children) made.append(typeof child === "string" ? document.createTextNode(child) : child);
+  return made;
+}
+
+function drawing(tag, attributes = {}, title = null) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (title !== null) {
+    const text = document.createElementNS(SVG, "title");
+    text.textContent = title;
+    made.append(text);
+  }
+  return made;
+}
+
+function say(id, text, shown = true) {
+  const found = byId(id);
+  if (found.textContent !== text) found.textContent = text;
+  found.hidden = !shown;
+}
+
+/** Update the rows of a table in place, so that the focus and the place of a screen reader stay where they are. */
+function fill(table, items, keyOf, make, update) {
+  const body = byId(table).tBodies[0];
+  const old = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+  let before = body.firstElementChild;
+  for (const item of items) {
+    const key = keyOf(item);
+    let row = old.get(key);
+    old.delete(key);
+    if (!row) {
+      row = make(item);
+      row.dataset.key = key;
+    }
+    if (row === before) before = before.nextElementSibling;
+    else body.insertBefore(row, before);
+    update(row, item);
+  }
+  for (const row of old.values()) row.remove();
+}
+
+function cells(row, ...texts) {
+  texts.forEach((text, index) => {
+    if (text !== null && row.cells[index].textContent !== text) row.cells[index].textContent = text;
+  });
+}
+
+function rowOf(...classes) {
+  const row = element("tr", {}, element("th", { scope: "row" }));
+  for (const name of classes) row.append(element("td", name ? { class: name } : {}));
+  return row;
+}
+
+// ---------------------------------------------------------------- numbers
+
+const whole = new Intl.NumberFormat("en");
+const one = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+function size(bytes) {
+  const units = ["bytes", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (bytes >= 1000 && unit < units.length - 1) { bytes /= 1000; unit += 1; }
+  return `${unit ? one.format(bytes) : whole.format(bytes)} ${units[unit]}`;
+}
+
+const count = (number, unit) => `${whole.format(number)} ${unit}${number === 1 ? "" : "s"}`;
+
+// ---------------------------------------------------------------- the server
+
+async function ask(path, options = {}) {
+  const answer = await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
+  if (answer.status === 401 && path !== "login") showLogin();
+  const document = answer.headers.get("content-type")?.startsWith("application/json") ? await answer.json() : {};
+  if (!answer.ok) throw new Error(document.error ?? `the server answered ${answer.status}`);
+  return document;
+}
+
+function change(group, name, body) {
+  return ask(`groups/${encodeURIComponent(group)}/${name}`, {
+    method: "POST",
+    headers: { "content-type": "application/json", "x-readergroup-csrf": session.csrf },
+    body: JSON.stringify(body),
+  });
+}
+
+function showLogin() {
+  source?.close();
+  byId("view").hidden = true;
+  byId("login").hidden = false;
+  byId("logout").hidden = true;
+  status("log in to see the store", "");
+  byId("token").focus();
+}
+
+function status(text, kind) {
+  const found = byId("status");
+  if (found.textContent !== text) found.textContent = text;
+  found.className = kind;
+}
+
+async function begin() {
+  try {
+    session = await ask("session");
+  } catch (error) {
+    if (byId("login").hidden) {
+      status(`no connection: ${error.message}`, "lost");
+      setTimeout(begin, 2000);
+    }
+    return;
+  }
+  byId("login").hidden = true;
+  byId("view").hidden = false;
+  byId("logout").hidden = !session.login;
+  byId("store").textContent = session.store;
+  for (const each of document.querySelectorAll(".writes")) each.hidden = !session.writes;
+  byId("group-actions").hidden = !session.writes;
+  follow();
+}
+
+/** Open the live view of the group in the address, or of the list alone. */
+function follow() {
+  source?.close();
+  const name = new URLSearchParams(location.hash.slice(1)).get("group");
+  if (name !== chosen) forget(name);
+  const opened = new EventSource(name === null ? "events" : `events?group=${encodeURIComponent(name)}`);
+  source = opened;
+  opened.onopen = () => status("live", "live");
+  opened.addEventListener("overview", (event) => showOverview(JSON.parse(event.data)));
+  opened.addEventListener("group", (event) => showGroup(JSON.parse(event.data)));
+  opened.addEventListener("notice", (event) => showNotice(JSON.parse(event.data)));
+  opened.addEventListener("gone", () => {
+    opened.close();
+    say("group-error", "This group was deleted.");
+  });
+  opened.onerror = async () => {
+    status("the connection is lost; trying again", "lost");
+    if (opened.readyState !== EventSource.CLOSED || opened !== source) return;
+    try { // the browser does not say why it gave up
+      await ask(name === null ? "session" : `groups/${encodeURIComponent(name)}`);
+    } catch (error) {
+      if (!byId("login").hidden) return;
+      if (name !== null) { byId("group").hidden = false; say("group-error", error.message); }
+    }
+    setTimeout(() => { if (opened === source) follow(); }, 3000);
+  };
+}
+
+function forget(name) {
+  chosen = name;
+  colours.clear();
+  byId("group").hidden = true;
+  byId("choose").hidden = name !== null;
+  byId("notices").replaceChildren();
+  byId("pictures").replaceChildren();
+  for (const table of ["segments", "readers", "checkpoints"]) byId(table).tBodies[0].replaceChildren();
+  say("group-error", "", false);
+  if (name !== null) byId("group-title").textContent = name;
+  markChosen();
+}
+
+// ---------------------------------------------------------------- all groups
+
+function showOverview(found) {
+  const error = found.error ? `the store cannot be read: ${found.error}` : "live";
+  status(error, found.error ? "lost" : "live");
+  byId("groups-empty").hidden = found.groups.length > 0;
+  fill("groups", found.groups, (each) => each.group, (each) => {
+    const row = rowOf("number", "number wide", "number wide", "number wide");
+    row.cells[0].append(element("a", { href: `#group=${encodeURIComponent(each.group)}` }, each.group));
+    return row;
+  }, (row, each) => cells(row, null, whole.format(each.lag.events), one.format(each.lag.seconds),
+    whole.format(each.number_of_readers), whole.format(each.number_of_segments)));
+  say("groups-more", `and ${count(found.groups_left_out, "more group")}`, found.groups_left_out > 0);
+  byId("states-section").hidden = found.states.length === 0;
+  fill("states", found.states, (each) => each.name, () => rowOf("number"),
+    (row, each) => cells(row, each.name, size(each.bytes)));
+  say("states-more", `and ${count(found.states_left_out, "more state")}`, found.states_left_out > 0);
+  markChosen();
+  if (chosen === null && found.groups.length === 1) location.hash = `#group=${encodeURIComponent(found.groups[0].group)}`;
+}
+
+function markChosen() {
+  for (const row of byId("groups").tBodies[0].rows) {
+    if (row.dataset.key === chosen) row.setAttribute("aria-current", "true");
+    else row.removeAttribute("aria-current");
+  }
+  document.title = chosen === null ? "readergroup" : `${chosen} – readergroup`;
+}
+
+// ---------------------------------------------------------------- one group
+
+function showGroup(found) {
+  if (found.group !== chosen) return;
+  byId("group").hidden = false;
+  const state = found.end_of_data ? "it has read its streams to their end" :
+    `${count(found.lag.events, "event")} behind (${size(found.lag.bytes)}, ${one.format(found.lag.seconds)} s)`;
+  const wanted = found.wanted_readers === null ? "" : `, ${whole.format(found.wanted_readers)} wanted`;
+  say("summary", `reads ${found.streams.join(", ")} with ${count(found.number_of_readers, "reader")}${wanted}; ${state}`);
+  say("group-error", found.error ? `The store cannot be read; this is what was last seen: ${found.error}` : "",
+    Boolean(found.error));
+  showPictures(found);
+  showSegments(found);
+  showReaders(found);
+  byId("checkpoints-empty").hidden = found.checkpoints.length > 0;
+  byId("checkpoints").hidden = !found.checkpoints.length;
+  fill("checkpoints", found.checkpoints, (each) => String(each.number), (each) => {
+    const row = rowOf("", ...(session.writes ? ["change"] : []));
+    if (session.writes) row.cells[2].append(button("Reset to it", () => confirmReset(each.name, true)));
+    return row;
+  }, (row, each) => cells(row, each.name, each.is));
+}
+
+function showSegments(found) {
+  const next = new Map(found.segments.map((each) => [`${streamOf(each)} ${each.low}`, each]));
+  fill("segments", found.segments, (each) => each.segment, () => {
+    const row = rowOf("", "wide", "number", "number wide", "number", "wide", ...(session.writes ? ["change"] : []));
+    row.cells[6].append(curve());
+    return row;
+  }, (row, each) => {
+    cells(row, each.segment, each.owner ?? "–", each.is, whole.format(each.events), size(each.bytes), one.format(each.seconds));
+    bend(row.cells[6].firstElementChild, each.curve);
+    if (session.writes) offerScaling(row.cells[7], each, next.get(`${streamOf(each)} ${each.high}`));
+  });
+  say("segments-more", `and ${count(found.segments_left_out, "segment")} that are less behind`, found.segments_left_out > 0);
+}
+
+function showReaders(found) {
+  byId("readers-empty").hidden = found.readers.length > 0;
+  byId("readers").hidden = !found.readers.length;
+  fill("readers", found.readers, (each) => each.reader, (each) => {
+    const row = rowOf("number", "number", ...(session.writes ? ["change"] : []));
+    if (session.writes) row.cells[3].append(button("Remove", () => confirmRemoval(each.reader)));
+    return row;
+  }, (row, each) => {
+    const lease = each.lease_seconds === null ? "no lease" :
+      `${one.format(each.lease_seconds)} s ago${each.expired ? ", expired" : ""}`;
+    cells(row, each.reader, whole.format(each.segments), lease);
+    row.cells[2].classList.toggle("bad", Boolean(each.expired));
+  });
+  say("readers-more", `and ${count(found.readers_left_out, "more reader")}`, found.readers_left_out > 0);
+}
+
+function curve() {
+  const made = drawing("svg", { class: "curve", viewBox: "0 0 119 24", preserveAspectRatio: "none", "aria-hidden": "true" });
+  made.append(drawing("polyline"));
+  return made;
+}
+
+function bend(found, values) {
+  const most = Math.max(1, ...values);
+  const first = 120 - values.length;
+  const points = values.map((value, index) => `${first + index},${(22 - 20 * value / most).toFixed(1)}`);
+  found.firstElementChild.setAttribute("points", points.join(" "));
+}
+
+// ---------------------------------------------------------------- the picture
+
+function colour(owner) {
+  if (!colours.has(owner)) {
+    const used = new Set(colours.values());
+    const free = [0, 1, 2, 3, 4, 5, 6, 7].find((each) => !used.has(each));
+    colours.set(owner, free ?? colours.size % 8);
+  }
+  return `c${colours.get(owner)}`;
+}
+
+function showPictures(found) {
+  const now = found.at;
+  const first = Math.min(now, ...found.spans.map((span) => span.start));
+  const width = WINDOWS.find((seconds) => now - first <= seconds) ?? WINDOWS[WINDOWS.length - 1];
+  const shown = found.spans.filter((span) => span.end === null || span.end > now - width);
+  const streams = [...new Set(shown.map((span) => span.stream))].sort();
+  const owners = [...new Set(shown.map((span) => span.owner).filter((owner) => owner))];
+  for (const owner of colours.keys()) if (!owners.includes(owner)) colours.delete(owner);
+  const figures = streams.map((stream) => picture(stream, shown.filter((span) => span.stream === stream), now, width));
+  if (!figures.length && found.number_of_segments) {
+    figures.push(element("p", { class: "empty" }, "There are too many segments for a picture."));
+  }
+  byId("pictures").replaceChildren(...figures);
+  const items = owners.map((owner) => legend(`span ${colour(owner)}`, owner));
+  if (shown.some((span) => span.owner === "")) items.push(legend("span idle", "no owner"));
+  if (shown.some((span) => span.owner === null)) items.push(legend("span waiting", "waits for its predecessors"));
+  byId("legend").replaceChildren(...items);
+}
+
+function picture(stream, spans, now, width) {
+  const lasting = spans.filter((span) => span.end === null);
+  const made = drawing("svg", {
+    class: "picture", viewBox: "0 0 1000 200", preserveAspectRatio: "none", role: "img",
+    "aria-label": `${stream}: ${count(lasting.length, "segment")} now, the last ${width / 60} minutes. The table below has the same.`,
+  });
+  const x = (at) => 1000 * (1 - Math.min(1, Math.max(0, (now - at) / width)));
+  const waitingLast = [...spans].sort((a, b) => (a.owner === null) - (b.owner === null));
+  for (const span of waitingLast) {
+    const kind = span.owner === null ? "waiting" : span.owner === "" ? "idle" : colour(span.owner);
+    const left = x(span.start);
+    const owner = span.owner === null ? "waits for its predecessors" : span.owner || "no owner";
+    made.append(drawing("rect", {
+      class: `span ${kind}`, x: left.toFixed(1), y: (200 * (1 - span.high)).toFixed(2),
+      width: Math.max(0.5, x(span.end ?? now) - left).toFixed(1), height: (200 * (span.high - span.low)).toFixed(2),
+    }, `${span.segment}, keys ${span.low} to ${span.high}: ${owner}`));
+  }
+  const axis = element("div", { class: "axis", "aria-hidden": "true" },
+    element("span", {}, width === 60 ? "1 minute ago" : `${width / 60} minutes ago`), element("span", {}, "now"));
+  return element("figure", {}, element("figcaption", {}, `${stream}: keys from 0 (bottom) to 1 (top)`), made, axis);
+}
+
+function legend(kind, text) {
+  const box = drawing("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" });
+  box.append(drawing("rect", { class: kind, x: "1", y: "1", width: "8", height: "8" }));
+  return element("li", {}, box, text);
+}
+
+// ---------------------------------------------------------------- notices
+
+function showNotice(notice) {
+  const list = byId("notices");
+  const at = new Date(1000 * notice.at);
+  list.prepend(element("li", {}, element("time", { datetime: at.toISOString() }, clock.format(at)), notice.text));
+  while (list.children.length > NOTICES) list.lastElementChild.remove();
+}
+
+// ---------------------------------------------------------------- changes
+
+const streamOf = (each) => each.segment.slice(0, each.segment.lastIndexOf("/"));
+const numberOf = (each) => Number(each.segment.slice(each.segment.lastIndexOf("/") + 1));
+
+function button(text, action) {
+  const made = element("button", { type: "button" }, text);
+  made.addEventListener("click", action);
+  return made;
+}
+
+function offerScaling(cell, each, next) {
+  const wanted = [`split ${each.segment}`, ...(next ? [`merge ${each.segment} ${next.segment}`] : [])].join("|");
+  if (cell.dataset.offer === wanted) return;
+  cell.dataset.offer = wanted;
+  const stream = streamOf(each);
+  const buttons = [button("Split", () => confirm(`Split ${each.segment}?`,
+    "Its keys are divided between two new segments. Readers read it to its end first.", "Split",
+    () => change(chosen, "scale", { stream, split: [numberOf(each)] })))];
+  if (next) {
+    buttons.push(button("Merge up", () => confirm(`Merge ${each.segment} with ${next.segment}?`,
+      "One new segment takes the keys of both. Readers read both to their ends first.", "Merge",
+      () => change(chosen, "scale", { stream, merge: [numberOf(each), numberOf(next)] }))));
+  }
+  cell.replaceChildren(...buttons);
+}
+
+function confirmReset(to, isCheckpoint) {
+  const place = isCheckpoint ? `checkpoint ${to}` : to;
+  const result = to === "tail" && !isCheckpoint ? "The group skips all events that it has not read." :
+    "The group reads again what it has read since then.";
+  confirm(`Reset ${chosen} to ${place}?`, result, "Reset",
+    () => change(chosen, "reset", { to, is_checkpoint: isCheckpoint }));
+}
+
+function confirmRemoval(reader) {
+  confirm(`Remove the reader ${reader}?`, "Its segments go to other readers. If it still runs, its next call fails.",
+    "Remove", () => change(chosen, "remove-reader", { reader }));
+}
+
+function confirm(title, text, verb, action, { asksName = false } = {}) {
+  const dialog = byId("confirm");
+  byId("confirm-title").textContent = title;
+  byId("confirm-text").textContent = text;
+  byId("confirm-do").textContent = verb;
+  byId("confirm-do").disabled = false;
+  byId("confirm-field").hidden = !asksName;
+  const field = byId("confirm-name");
+  field.required = asksName;
+  field.value = asksName ? `page-${new Date().toISOString().slice(0, 19).replaceAll(":", "-")}` : "";
+  say("confirm-error", "", false);
+  dialog.querySelector("form").onsubmit = async (event) => {
+    if (event.submitter?.value !== "do") return;
+    event.preventDefault();
+    byId("confirm-do").disabled = true;
+    try {
+      await action(field.value);
+      dialog.close();
+    } catch (error) {
+      say("confirm-error", error.message);
+      byId("confirm-do").disabled = false;
+    }
+  };
+  dialog.showModal();
+}
+
+const ACTIONS = {
+  checkpoint: () => confirm(`Take a checkpoint of ${chosen}?`, "All readers pass it between two events.", "Take it",
+    (name) => change(chosen, "checkpoint", { name }), { asksName: true }),
+  head: () => confirmReset("head", false),
+  tail: () => confirmReset("tail", false),
+};
+
+// ---------------------------------------------------------------- begin
+
+for (const each of document.querySelectorAll("[data-action]")) {
+  each.addEventListener("click", () => ACTIONS[each.dataset.action]());
+}
+byId("login").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  say("login-error", "");
+  try {
+    await ask("login", {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify({ token: byId("token").value }),
+    });
+    byId("token").value = "";
+    await begin();
+  } catch (error) {
+    say("login-error", error.message);
+  }
+});
+byId("logout").addEventListener("click", async () => {
+  await ask("logout", { method: "POST", headers: { "x-readergroup-csrf": session.csrf } });
+  showLogin();
+});
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("main").focus();
+});
+window.addEventListener("hashchange", () => { if (session !== null) follow(); });
+begin();

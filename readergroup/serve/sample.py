@@ -1,0 +1,45 @@
+"""What the sampler found: values that requests share and nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from synchronizer import Revision
+
+from ..group.lag import GroupLag
+from ..group.model.state import ReaderGroupState
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSample:
+    """A group at one moment."""
+
+    name: str
+    state: ReaderGroupState
+    revision: Revision
+    lag: GroupLag
+    #: When it was read, in seconds since 1970.
+    at: float
+    #: Why a later reading failed. The rest is then as old as `at`.
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """All groups of the store, read one after the other."""
+
+    groups: Mapping[str, GroupSample] = field(default_factory=dict)
+    #: The names of shared states, and how many bytes their logs hold.
+    states: Mapping[str, int] = field(default_factory=dict)
+    #: How many shared states are not in `states`, because there are too many.
+    states_left_out: int = 0
+    #: The events that wait in the outbox, and the age of the oldest in seconds. None: there is no outbox.
+    outbox: tuple[int, float] | None = None
+    #: When it was complete, in seconds since 1970 and on the clock.
+    at: float = 0.0
+    at_monotonic: float = float("-inf")
+    #: How long it took.
+    seconds: float = 0.0
+    #: Why the store could not be read.
+    error: str | None = None

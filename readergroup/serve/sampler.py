@@ -1,0 +1,221 @@
+"""Reads all groups of a store now and then, for everyone who looks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+from weakref import WeakSet
+
+from synchronizer import ClosedError, NotFoundError, ReaderGroupError
+from synchronizer.liveness.keeper import Keeper
+
+from ..aio.calls import News, wait_until_set
+from ..client import Client
+from ..outbox.outbox import Outbox
+from .history import GroupHistory
+from .sample import GroupSample, Sample
+
+#: How long sampling goes on after the last look. Longer than the usual interval of a scraper.
+LINGER_SECONDS: Final = 150.0
+#: Sampling takes at most this part of the time, however long a sample takes.
+BUSY: Final = 0.25
+#: A sample older than so many intervals is replaced before it is shown.
+STALE: Final = 3
+#: How long someone who looks waits for the first sample.
+PATIENCE_SECONDS: Final = 5.0
+#: How often shared states are listed, and how many of them.
+STATES_SECONDS: Final = 30.0
+MAX_STATES: Final = 200
+#: The kinds of shared states: the first part of their names in the store.
+KINDS: Final = ("state", "map", "set", "config", "counter", "queue", "membership", "election", "lock", "barrier")
+
+_logger = logging.getLogger(__name__)
+
+
+class Sampler:
+    """Samples all groups in one thread while someone looks, and not at all while no one does."""
+
+    def __init__(self, client: Client, *, interval_seconds: float, outbox: Outbox[Any] | None) -> None:
+        self.client = client
+        #: The newest sample. Replaced as a whole.
+        self.sample = Sample()
+        #: How often the store failed, by the class of the error.
+        self.errors: Counter[str] = Counter()
+        self.samples = 0
+        #: Called with each sample, in the sampler's thread, before others see it.
+        self.prepare: Callable[[Sample], None] = lambda _: None
+        self._interval_seconds = interval_seconds
+        self._outbox = outbox
+        self._clock = client.clock
+        self._looked_at = float("-inf")
+        self._states_at = float("-inf")
+        self._closed = False
+        self._lock = threading.Lock()
+        self._histories: dict[str, GroupHistory] = {}
+        self._news: WeakSet[News] = WeakSet()
+        self._keeper = Keeper(
+            self._step, name="sampler of the web view", clock=self._clock, logger=_logger, on_end=self._end
+        )
+
+    # ------------------------------------------------------------------ for those who look
+
+    def look(self) -> Sample:
+        """Return the newest sample, and keep sampling for a while."""
+        self._looked_at = self._clock.monotonic()
+        if not self._closed:
+            self._keeper.start()
+        return self.sample
+
+    async def recent(self) -> Sample:
+        """Return a sample that is not stale. Wait a few seconds for it if no one has looked for a while."""
+        news = News()
+        self.subscribe(news)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_SECONDS
+        while True:
+            ring = news.next_ring()
+            sample = self.look()
+            left = deadline - loop.time()
+            if not self.is_stale(sample) or self._closed or left <= 0:
+                return sample
+            await wait_until_set(ring, left)
+
+    def is_stale(self, sample: Sample) -> bool:
+        """Return whether the sample is so old that the store must be away, or that no one has looked for a while."""
+        return self._clock.monotonic() - sample.at_monotonic > STALE * self._pause(sample) + 2 * sample.seconds
+
+    def subscribe(self, news: News) -> None:
+        """Ring the news after each sample, as long as someone holds them."""
+        with self._lock:
+            self._news.add(news)
+
+    def history(self, group: str) -> GroupHistory:
+        with self._lock:
+            return self._histories.setdefault(group, GroupHistory())
+
+    def count(self, error: ReaderGroupError) -> str:
+        """Count an error of the store, and return its text."""
+        with self._lock:
+            self.errors[type(error).__name__] += 1
+        return str(error)
+
+    def errors_by_kind(self) -> Mapping[str, int]:
+        with self._lock:
+            return dict(self.errors)
+
+    def close(self) -> None:
+        """Stop sampling. Does not wait."""
+        self._closed = True
+        self._looked_at = float("-inf")
+        self._keeper.wake()
+        self._ring()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _step(self) -> float | None:
+        if self._closed or self._clock.monotonic() - self._looked_at > LINGER_SECONDS:
+            return None
+        self.take()
+        return self.sample.at_monotonic + self._pause(self.sample)
+
+    def _pause(self, sample: Sample) -> float:
+        """Return the seconds to wait after the sample."""
+        busy = 0.0 if sample.error is not None else sample.seconds * (1 / BUSY - 1)
+        return max(self._interval_seconds, busy)
+
+    def take(self) -> None:
+        """Take a sample in this thread."""
+        began = self._clock.monotonic()
+        before, error = self.sample, None
+        groups: dict[str, GroupSample] = {}
+        states, left_out = before.states, before.states_left_out
+        try:
+            for name in list(self.client.groups.list()):
+                if self._closed:
+                    return
+                found = self._group(name, before.groups.get(name))
+                if found is not None:
+                    groups[name] = found
+            if began >= self._states_at:
+                states, left_out = self._list_states()
+                self._states_at = began + STATES_SECONDS
+        except ClosedError:
+            self._closed = True
+            error = "the client is closed"
+        except ReaderGroupError as failed:
+            error = self.count(failed)
+        if error is not None:
+            groups = {name: replace(each, error=error) for name, each in before.groups.items()}
+        with self._lock:
+            for name in [name for name in self._histories if name not in groups]:
+                del self._histories[name]
+        now = self._clock.monotonic()
+        sample = Sample(
+            groups=groups,
+            states=states,
+            states_left_out=left_out,
+            outbox=self._outbox_lag(),
+            at=self._clock.time(),
+            at_monotonic=now,
+            seconds=now - began,
+            error=error,
+        )
+        self.samples += 1
+        self.prepare(sample)
+        self.sample = sample
+        self._ring()
+
+    def _group(self, name: str, before: GroupSample | None) -> GroupSample | None:
+        try:
+            group = self.client.groups.get(name)
+            lag = group.lag()
+            state, revision = group.synchronizer.snapshot_of_state
+        except ClosedError:
+            raise
+        except NotFoundError:  # deleted meanwhile
+            return None
+        except ReaderGroupError as error:
+            if error.retryable:  # the store is away: do not wait for it once per group
+                raise
+            text = self.count(error)
+            return None if before is None else replace(before, error=text)
+        at = self._clock.time()
+        history = self.history(name)
+        history.see(state, revision, at)
+        history.see_lag(lag, at)
+        return GroupSample(name, state, revision, lag, at)
+
+    def _outbox_lag(self) -> tuple[int, float] | None:
+        if self._outbox is None:
+            return None
+        try:
+            lag = self._outbox.lag()
+        except ReaderGroupError as error:  # the database of the application is another one than the store
+            self.count(error)
+            return None
+        return lag.events, lag.seconds
+
+    def _list_states(self) -> tuple[Mapping[str, int], int]:
+        store = self.client.store
+        names = [name for kind in KINDS for name in store.list(f"{kind}/")]
+        found = {}
+        for name in names[:MAX_STATES]:
+            with suppress(NotFoundError):  # deleted meanwhile
+                info = store.info(name)
+                found[name] = info.length - info.start_offset
+        return found, max(0, len(names) - MAX_STATES)
+
+    def _ring(self) -> None:
+        with self._lock:
+            news = list(self._news)
+        for each in news:
+            each.ring()
+
+    def _end(self, closed: ClosedError | None) -> None:
+        self._ring()

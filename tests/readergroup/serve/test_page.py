@@ -1,0 +1,223 @@
+"""The page in a real browser, if there is one: Chromium with Playwright."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import pytest
+
+import readergroup as rg
+from tests.readergroup.serve.serving import GROUP, STREAM, TOKEN, filled, served
+from tests.waiting import PATIENCE_SECONDS, until
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here: pip install playwright")
+
+#: Where systems have a Chromium of their own. Playwright's own is used otherwise.
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    with playwright.sync_playwright() as running:
+        try:
+            opened = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no browser here: {str(error).splitlines()[0]}")
+        yield opened
+        opened.close()
+
+
+class Page:
+    """A page, and what went wrong in it."""
+
+    def __init__(self, browser: Any, **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_SECONDS * 1000)
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.errors.append(dialog.message))
+        self.page.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.context.close()
+
+    def sees(self, selector: str, text: str) -> None:
+        self.page.locator(selector, has_text=text).first.wait_for()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    address = f"sqlite:///{tmp_path}/shop.db"
+    with filled(address):
+        return address
+
+
+def test_a_split_in_another_process_shows(url: str, browser: Any) -> None:
+    program = (
+        "import sys, readergroup as rg\n"
+        "with rg.connect(sys.argv[1]) as client:\n"
+        f"    client.streams.scale({STREAM!r}, split=[0])\n"
+    )
+    with served(url) as (address, _), Page(browser) as shown:
+        shown.page.goto(f"{address}#group={GROUP}")
+        shown.sees("#segments tbody th", f"{STREAM}/0")
+        assert shown.page.locator("#pictures rect").count() == 4
+        subprocess.run([sys.executable, "-c", program, url], check=True, timeout=PATIENCE_SECONDS)
+        shown.sees("#segments tbody th", f"{STREAM}/5")
+        shown.sees("#notices", "segments: 5 to read")
+        shown.sees("#segments tbody td", "waits for 1 predecessor")
+        assert shown.errors == []
+
+
+def test_a_killed_reader_shows_until_others_have_its_segments(url: str, browser: Any) -> None:
+    program = (
+        "import sys, readergroup as rg\n"
+        "with rg.connect(sys.argv[1]) as client:\n"
+        f"    with client.groups.get({GROUP!r}).reader(sys.argv[2]) as reader:\n"
+        "        print('joined', flush=True)\n"
+        "        for event in reader: pass\n"
+    )
+    with rg.connect(url) as client:
+        client.groups.get(GROUP).configure(reader_timeout_seconds=2.0)
+    readers = []
+    with served(url) as (address, _), Page(browser) as shown:
+        try:
+            for name in ("first", "second"):
+                reader = subprocess.Popen(
+                    [sys.executable, "-c", program, url, name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+                readers.append(reader)
+                assert reader.stdout is not None and reader.stdout.readline() == b"joined\n"
+            shown.page.goto(f"{address}#group={GROUP}")
+            shown.sees("#readers tbody th", "first")
+            shown.sees("#segments tbody td", "second")
+            shown.sees("#legend li", "second")
+            os.kill(readers[1].pid, signal.SIGKILL)
+            shown.sees("#notices", "second was declared dead")
+            shown.page.locator("#readers tbody th", has_text="second").wait_for(state="detached")
+            shown.sees("#legend li", "second")  # the picture keeps the past
+            until(lambda: shown.page.locator("#segments tbody td", has_text="first").count() == 4)
+            assert shown.errors == []
+        finally:
+            for reader in readers:
+                reader.kill()
+                reader.communicate()
+
+
+def test_whatever_a_store_holds_is_shown_as_text(url: str, browser: Any) -> None:
+    """Names are checked when they are made, but a store may be written by other means."""
+    with served(url, "--allow-writes") as (address, _), Page(browser) as shown:
+        with urlopen(f"{address}groups/{GROUP}", timeout=PATIENCE_SECONDS) as answer:
+            group = json.load(answer)
+        group = {
+            **hostile(group),
+            "wanted_readers": None,
+            "spans": [{**hostile(each), "owner": EVIL} for each in group["spans"]],
+        }
+        group["readers"] = [{"reader": EVIL, "segments": 1, "lease_seconds": 1.0, "expired": False}]
+        group["checkpoints"] = [{"number": 1, "name": EVIL, "is": EVIL}]
+        overview = {
+            "groups": [group],
+            "groups_left_out": 0,
+            "states": [{"name": EVIL, "bytes": 1}],
+            "states_left_out": 0,
+        }
+        events = {"overview": {**overview, "error": EVIL}, "group": group, "notice": {"at": 1.0, "text": EVIL}}
+        body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events.items())
+        shown.page.route("**/events?*", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+        shown.page.goto(f"{address}#group={quote(EVIL)}")
+        for place in (
+            "#groups tbody th",
+            "#states tbody th",
+            "#notices li",
+            "#segments tbody th",
+            "#segments tbody td",
+        ):
+            shown.sees(place, EVIL)
+        for place in ("#readers tbody th", "#checkpoints tbody th", "#legend li", "figcaption", "#group-title"):
+            shown.sees(place, EVIL)
+        shown.page.get_by_role("button", name="Remove").click()
+        shown.sees("#confirm-title", EVIL)
+        assert shown.page.locator("img").count() == 0
+        assert shown.errors == []
+
+
+def hostile(found: Any) -> Any:
+    """The same with markup in place of every text."""
+    match found:
+        case str():
+            return f"{EVIL}/1"
+        case list():
+            return [hostile(each) for each in found]
+        case dict():
+            return {key: EVIL if key == "group" else hostile(each) for key, each in found.items()}
+    return found
+
+
+def test_logging_in_and_confirming_a_change_work_with_the_keyboard(url: str, browser: Any) -> None:
+    with served(url, "--allow-writes", token=TOKEN) as (address, _), Page(browser) as shown:
+        page = shown.page
+        page.goto(f"{address}#group={GROUP}")
+        page.locator("#token").wait_for()
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        shown.sees("#login-error", "the token is wrong")
+        page.locator("#token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        shown.sees("#segments tbody th", f"{STREAM}/0")
+
+        reset = page.get_by_role("button", name="Reset to tail")
+        reset.focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("dialog", name=f"Reset {GROUP} to tail?").wait_for()
+        page.keyboard.press("Escape")
+        page.locator("#confirm").wait_for(state="hidden")
+        assert reset.evaluate("element => element === document.activeElement")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Reset", exact=True).press("Enter")
+        shown.sees("#notices", "changed here: reset to tail")
+        shown.sees("#summary", "0 events behind")
+
+        page.get_by_role("button", name="Take a checkpoint").click()
+        page.get_by_label("Name").fill("from-the-page")
+        page.get_by_role("button", name="Take it").click()
+        shown.sees("#checkpoints tbody th", "from-the-page")
+        page.get_by_role("button", name="Split").first.click()
+        page.locator("#confirm-do").click()
+        shown.sees("#segments tbody th", f"{STREAM}/4")
+        page.get_by_role("button", name="Log out").click()
+        page.locator("#token").wait_for()
+        assert [error for error in shown.errors if "401" not in error] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone_in_both_colours(url: str, browser: Any, scheme: str) -> None:
+    options = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme}
+    with served(url) as (address, _), Page(browser, **options) as shown:
+        shown.page.goto(f"{address}#group={GROUP}")
+        shown.sees("#segments tbody th", f"{STREAM}/0")
+        assert shown.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        dark = shown.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (dark == "rgb(255, 255, 255)") == (scheme == "light")
+        unnamed = shown.page.evaluate(
+            "[...document.querySelectorAll('table')].filter(each => ![...each.tHead.rows[0].cells]"
+            ".every(cell => cell.scope === 'col')).length"
+        )
+        assert unnamed == 0
+        assert shown.errors == []
