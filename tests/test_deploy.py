@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -16,15 +17,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
 
 import readergroup as rg
+from readergroup.serve.metrics import StoreMetrics
+from readergroup.serve.sampler import Sampler
+from readergroup.serve.watching import Watches
 from synchronizer.stores.nats.address import parse_address
 from synchronizer.stores.nats.connection import NatsConnection
-from tests.places import ROOT, SAMPLES
+from tests.places import DOCS, ROOT
 from tests.servers.certificates import Authority
 from tests.servers.guard import Guard
 from tests.servers.nats import NatsServer, nats_server_binary
@@ -46,12 +50,13 @@ def documents(path: Path) -> list[Any]:
 
 
 @contextmanager
-def running(script: Path, *arguments: str, url: str) -> Iterator[subprocess.Popen[str]]:
+def running(script: Path | str, *arguments: str, url: str, **more: str) -> Iterator[subprocess.Popen[str]]:
     environment = {
         **os.environ,
         "READERGROUP_URL": url,
         "READERGROUP_GROUP": GROUP,
         "READERGROUP_STREAMS": STREAM,
+        **more,
     }
     process = subprocess.Popen(
         [sys.executable, script, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -81,39 +86,37 @@ def test_the_reader_reads_and_leaves_the_group_when_it_is_asked_to_end(tmp_path:
         assert group.lag().events == 0
 
 
-def test_the_metrics_are_answered_where_the_scaler_looks_for_them(tmp_path: Path) -> None:
+def test_the_number_of_readers_is_answered_where_the_scaler_looks_for_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     port = free_port()
+    token = "as-in-the-secret-of-the-manifests"
     with rg.connect(url) as client:
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(4))
         client.groups.create(GROUP, streams=[STREAM])
         with client.writer(STREAM, serializer=rg.JsonSerializer()) as writer:
             writer.write({"order": 1})
-        _, *arguments = container_of("metrics.yaml")["command"][1:]
+        command, *arguments = container_of("serve.yaml")["command"]
+        assert command == "readergroup"
         arguments[arguments.index("--port") + 1] = str(port)
-        with running(SAMPLES / "metrics_for_keda.py", *arguments, url=url) as metrics:
-            answer = _answer(metrics, f"http://127.0.0.1:{port}{trigger_url()[2]}")
-            assert answer[trigger()["valueLocation"]] == 1
+        with running("-m", "readergroup.cli", *arguments, url=url, READERGROUP_SERVE_TOKEN=token) as serving:
+            assert serving.stdout
+            assert serving.stdout.readline().startswith("http://0.0.0.0:")
+            request = Request(
+                f"http://127.0.0.1:{port}{trigger_url()[2]}", headers={"Authorization": f"Bearer {token}"}
+            )
+            with urlopen(request, timeout=LONG) as response:
+                answer = json.load(response)
+            assert 1 <= answer[trigger()["valueLocation"]] <= 4  # by the age of the event
             assert answer["lag_events"] == 1
-            metrics.send_signal(signal.SIGTERM)
-            _, errors = metrics.communicate(timeout=LONG)
-            assert metrics.returncode == 0, errors
-
-
-def _answer(process: subprocess.Popen[str], url: str) -> Mapping[str, Any]:
-    """What is answered once somebody listens."""
-    pause = threading.Event()
-    while process.poll() is None:
-        try:
-            with urlopen(url, timeout=LONG) as response:
-                answer: Mapping[str, Any] = json.load(response)
-                return answer
-        except ConnectionRefusedError:
-            pause.wait(0.05)
-        except OSError as error:
-            assert isinstance(getattr(error, "reason", None), ConnectionRefusedError), error
-            pause.wait(0.05)
-    raise AssertionError(process.communicate()[1])
+            probes = [
+                container_of("serve.yaml")[f"{kind}Probe"]["httpGet"]["path"] for kind in ("readiness", "liveness")
+            ]
+            for path in probes:
+                with urlopen(f"http://127.0.0.1:{port}{path}", timeout=LONG) as response:
+                    assert response.status == 200
+            serving.send_signal(signal.SIGTERM)
+            _, errors = serving.communicate(timeout=LONG)
+            assert serving.returncode == 0, errors
 
 
 # ---------------------------------------------------------------------- Kubernetes
@@ -137,7 +140,7 @@ def trigger() -> Mapping[str, str]:
 
 
 def trigger_url() -> tuple[str, str, str]:
-    found = re.fullmatch(r"http://([\w-]+):(\d+)(/\w+)", trigger()["url"])
+    found = re.fullmatch(r"http://([\w-]+):(\d+)(/\S+)", trigger()["url"])
     assert found
     return found[1], found[2], found[3]
 
@@ -152,23 +155,30 @@ def test_the_manifests_fit_each_other() -> None:
     assert scaled["scaleTargetRef"]["name"] == readers["metadata"]["name"]
     assert "replicas" not in readers["spec"]
 
-    service = manifest("metrics.yaml", "Service")
+    service = manifest("serve.yaml", "Service")
     host, port, _ = trigger_url()
     assert host == service["metadata"]["name"]
     assert [str(each["port"]) for each in service["spec"]["ports"]] == [port]
-    for name in ("readers.yaml", "metrics.yaml"):
+    for name in ("readers.yaml", "serve.yaml"):
         deployment = manifest(name, "Deployment")["spec"]
         labels = deployment["template"]["metadata"]["labels"]
         assert deployment["selector"]["matchLabels"] == labels
         assert service["spec"]["selector"] == labels or name == "readers.yaml"
 
-    container = container_of("metrics.yaml")
+    container = container_of("serve.yaml")
     assert container["ports"][0]["name"] == service["spec"]["ports"][0]["targetPort"]
     arguments = container["command"]
     assert arguments[arguments.index("--port") + 1] == str(container["ports"][0]["containerPort"])
-    assert arguments[arguments.index("--max-readers") + 1] == str(scaled["maxReplicaCount"])
     environment = {each["name"]: each.get("value") for each in container_of("readers.yaml")["env"]}
-    assert arguments[arguments.index("--group") + 1] == environment["READERGROUP_GROUP"]
+    path = f"/groups/{environment['READERGROUP_GROUP']}/desired-readers?max_readers={scaled['maxReplicaCount']}"
+    assert trigger_url()[2] == path
+
+    authentication = manifest("scaling.yaml", "TriggerAuthentication")
+    (found,) = manifest("scaling.yaml", "ScaledObject")["spec"]["triggers"]
+    assert found["authenticationRef"]["name"] == authentication["metadata"]["name"]
+    (secret,) = authentication["spec"]["secretTargetRef"]
+    (token,) = [each for each in container["env"] if each["name"] == "READERGROUP_SERVE_TOKEN"]
+    assert token["valueFrom"]["secretKeyRef"] == {"name": secret["name"], "key": secret["key"]}
 
 
 def test_the_image_holds_what_the_manifests_run() -> None:
@@ -176,8 +186,8 @@ def test_the_image_holds_what_the_manifests_run() -> None:
     copied = [part for line in re.findall(r"^COPY (.*)$", image, re.MULTILINE) for part in line.split()[:-1]]
     assert [part for part in copied if not (ROOT / part).exists()] == []
     scripts = {Path(part).name for part in copied}
-    for name in ("readers.yaml", "metrics.yaml"):
-        assert container_of(name)["command"][1] in scripts
+    assert container_of("readers.yaml")["command"][1] in scripts
+    assert container_of("serve.yaml")["command"][0] == "readergroup" and "serve]" in image
 
 
 # ---------------------------------------------------------------------- Compose, and the NATS nodes
@@ -398,3 +408,49 @@ def _opened(url: str) -> Iterator[rg.Client]:
 def test_the_tests_run_on_nodes_that_sync_as_the_configuration_says() -> None:
     assert "sync_interval: always" in (DEPLOY / "nats.conf").read_text()
     assert any("sync_interval: always" in line for line in NatsServer()._configuration())
+
+
+# ---------------------------------------------------------------------- Prometheus and Grafana
+
+
+def exported(tmp_path: Path) -> set[str]:
+    """The metrics of ``readergroup serve``, after everything that has metrics of its own has happened."""
+    with rg.connect(f"sqlite:///{tmp_path}/shop.db") as client:
+        client.streams.create(STREAM)
+        group = client.groups.create(GROUP, streams=[STREAM])
+        outbox = rg.Outbox(client, lambda: sqlite3.connect(tmp_path / "app.db"))
+        outbox.create_table()
+        sampler = Sampler(client, interval_seconds=5, outbox=outbox)
+        sampler.take()
+        group.checkpoint("nightly")
+        sampler.take()
+        collected = list(StoreMetrics(sampler, Watches(sampler), sampler.sample).collect())
+    assert all(family.documentation for family in collected)
+    return {f"{family.name}_total" if family.type == "counter" else family.name for family in collected}
+
+
+def expressions() -> Iterator[str]:
+    rules = documents(DEPLOY / "prometheus" / "alerts.yaml")[0]
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        assert {"alert", "expr", "for", "labels", "annotations"} == rule.keys()
+        yield rule["expr"]
+    dashboard = json.loads((DEPLOY / "prometheus" / "dashboard.json").read_text())
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    for panel in dashboard["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+    yield from (each["query"] for each in dashboard["templating"]["list"] if each["type"] == "query")
+
+
+def test_alerts_the_dashboard_and_the_page_name_metrics_that_exist(tmp_path: Path) -> None:
+    exist = exported(tmp_path)
+    named = {name for expression in expressions() for name in re.findall(r"readergroup_\w+", expression)}
+    assert named - exist == set()
+    rows = re.findall(r"^\| (`readergroup_.*?) \|", (DOCS / "howto/see-it-in-a-browser.md").read_text(), re.MULTILINE)
+    documented = set()
+    for row in rows:
+        first, *others = re.findall(r"`(\w+)`", row)
+        documented.add(first)
+        for name in others:  # `_lag_bytes` is short for a name that begins as the first one
+            stem = first[: first.index("_", len("readergroup_"))]
+            documented.add(stem + name if name.startswith("_") else name)
+    assert documented == exist

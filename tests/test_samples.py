@@ -24,7 +24,6 @@ PROMISES = {
     "hand_over": "reader-2 has 2 segments",
     "scale_by_notification": "50000 events read by 2 readers",
     "end_of_data": "500 events",
-    "metrics_for_keda": "KEDA would start 4 readers",
     "pool": "1 order set aside",
     "asyncio_worker": "200 mails, each once: True",
     "shared_state": "100 pears sold, 0 left",
