@@ -98,7 +98,15 @@ if TYPE_CHECKING:
     from .scaling.policy import ReaderScalingPolicy, ScalingDecision
     from .scaling.pool import ReaderPool
     from .scaling.retry import DeadLetter, RetryPolicy
-    from .streams.config import RetentionPolicy, ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo
+    from .streams.config import (
+        RetentionPolicy,
+        ScalingPolicy,
+        ScalingReport,
+        SegmentId,
+        StreamConfig,
+        StreamCut,
+        StreamInfo,
+    )
     from .streams.event import Event, EventBatch, EventPointer, Position
     from .streams.retention.applying import RetentionReport
     from .streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer, Serializer
@@ -192,6 +200,7 @@ __all__ = [
     "Revision",
     "ScalingDecision",
     "ScalingPolicy",
+    "ScalingReport",
     "SealedError",
     "SegmentId",
     "SegmentLag",
@@ -260,7 +269,7 @@ _MODULES = {
     ".scaling.policy": "ReaderScalingPolicy ScalingDecision",
     ".scaling.pool": "ReaderPool",
     ".scaling.retry": "DeadLetter RetryPolicy",
-    ".streams.config": "RetentionPolicy ScalingPolicy SegmentId StreamConfig StreamCut StreamInfo",
+    ".streams.config": "RetentionPolicy ScalingPolicy ScalingReport SegmentId StreamConfig StreamCut StreamInfo",
     ".streams.event": "Event EventBatch EventPointer Position",
     ".streams.retention.applying": "RetentionReport",
     ".streams.serializers": "BytesSerializer JsonSerializer MsgpackSerializer PydanticSerializer Serializer",

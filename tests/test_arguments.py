@@ -109,6 +109,8 @@ ALSO: Mapping[str, Mapping[str, object]] = {
     "StreamManager.copy": {"source": STREAM},
     "StreamManager.configure": {"name": STREAM, "retention": "none"},
     "RetentionPolicy": {"consumed_by": "subscribers"},
+    "ScalingPolicy.by_event_rate": {"target": 100.0},
+    "ScalingPolicy.by_data_rate": {"target": 100.0},
     "ReaderGroup.update_retention_cuts": {"cuts": {}},
     "ReaderGroupManager.create": {"streams": (STREAM,)},
 }

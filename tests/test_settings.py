@@ -10,7 +10,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.scaling import worker
-from readergroup.streams.config import MAX_NAME_LENGTH, MAX_SEGMENTS
+from readergroup.streams.config import MAX_NAME_LENGTH, MAX_SCALED_SEGMENTS, MAX_SEGMENTS
 from readergroup.streams.data.block import MAX_EVENT_BYTES
 from readergroup.streams.data.write_batch import MAX_KEY_LENGTH, MAX_UNSTORED_BYTES
 from readergroup.streams.transactions.transaction import STAGING_RETENTION_SECONDS
@@ -71,7 +71,8 @@ def test_the_limits_are_those_of_the_code() -> None:
         "event with its headers": f"{MAX_EVENT_BYTES >> 20} MiB",
         "routing key": f"{MAX_KEY_LENGTH:,} characters",
         "name of a scope": f"{MAX_NAME_LENGTH} letters",
-        "segments of a stream": f"{MAX_SEGMENTS:,}",
+        "segments of a stream at": f"{MAX_SEGMENTS:,}",
+        "segments of a stream that": f"{MAX_SCALED_SEGMENTS:,}",
         "state of a group": f"{DEFAULT_STATE_LIMIT_BYTES >> 20} MiB",
         "transaction": f"within {STAGING_RETENTION_SECONDS / 3600:.0f} hours",
         "unstored events": f"{MAX_UNSTORED_BYTES >> 20} MiB",

@@ -66,9 +66,9 @@ def policy_of(
         raise WrongUsage(f"--retention-consumed-by takes 'subscribers', not {consumed_by!r}")
     return rg.RetentionPolicy(
         max_age=None if max_age is None else _age("--retention-max-age", max_age),
-        max_bytes=None if max_bytes is None else _bytes("--retention-max-bytes", max_bytes),
+        max_bytes=None if max_bytes is None else parsed_size("--retention-max-bytes", max_bytes),
         min_age=None if min_age is None else _age("--retention-min-age", min_age),
-        min_bytes=None if min_bytes is None else _bytes("--retention-min-bytes", min_bytes),
+        min_bytes=None if min_bytes is None else parsed_size("--retention-min-bytes", min_bytes),
         consumed_by="subscribers" if consumed_by is not None else None,
     )
 
@@ -80,7 +80,8 @@ def _age(option: str, text: str) -> timedelta:
     return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
 
 
-def _bytes(option: str, text: str) -> int:
+def parsed_size(option: str, text: str) -> int:
+    """Return the bytes of a size such as 10GiB."""
     found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
     if found is None or found[2] not in _BYTES:
         raise WrongUsage(f"{option} takes a size {_SIZE}, not {text!r}")

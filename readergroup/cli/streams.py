@@ -1,6 +1,6 @@
 """``readergroup stream``: creates, shows, configures, scales, seals, truncates and deletes streams.
 
-`transfer` copies them, `retention` has what retention policies need.
+`transfer` copies them, `retention` and `scaling` have what the policies need.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .retention import (
     retain_all,
     show_report,
 )
+from .scaling import MaxSegments, ScaleBytes, ScaleEvents, Segments, scaling_in_words, scaling_of, show_scaling
 from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session
 
@@ -50,9 +51,10 @@ _NO_NUMBERS: Final[list[str]] = []
 def create(
     context: typer.Context,
     stream: Name,
-    segments: Annotated[
-        int, typer.Option(help="Number of segments: the most readers of a group that can share the stream.")
-    ] = 1,
+    segments: Segments = None,
+    scale_events: ScaleEvents = None,
+    scale_bytes: ScaleBytes = None,
+    max_segments: MaxSegments = None,
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
     min_age: MinAge = None,
@@ -62,16 +64,22 @@ def create(
 ) -> None:
     """Create a stream. If it exists with these options, nothing changes."""
     retention = policy_of(max_age, max_bytes, min_age, min_bytes, consumed_by)
+    scaling = scaling_of(segments, scale_events, scale_bytes, max_segments)
     with session(context).connect(may_create=True) as client:
-        show_change(
-            client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(segments), retention=retention), as_json
-        )
+        show_change(client.streams.create(stream, scaling=scaling, retention=retention), as_json)
 
 
 @commands.command()
 def configure(
     context: typer.Context,
     stream: Name,
+    segments: Segments = None,
+    scale_events: ScaleEvents = None,
+    scale_bytes: ScaleBytes = None,
+    max_segments: MaxSegments = None,
+    no_scaling: Annotated[
+        bool, typer.Option("--no-scaling", help="Scale no more by itself: the stream keeps its segments.")
+    ] = False,
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
     min_age: MinAge = None,
@@ -80,15 +88,27 @@ def configure(
     no_retention: Annotated[bool, typer.Option("--no-retention", help="Keep all events from now on.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set which events a stream deletes: these options replace all former ones."""
+    """Set how a stream scales by itself, or which events it deletes: the options replace all former ones of a kind."""
     retention = policy_of(max_age, max_bytes, min_age, min_bytes, consumed_by)
-    if (retention is None) != no_retention:
+    scaling = scaling_of(segments, scale_events, scale_bytes, max_segments)
+    if retention is not None and no_retention:
         raise WrongUsage("use either options such as --retention-max-age 7d, or --no-retention")
+    if scaling is not None and (no_scaling or scaling.load is None):
+        raise WrongUsage("use either --scale-events or --scale-bytes, or --no-scaling")
+    if retention is None and scaling is None and not no_retention and not no_scaling:
+        raise WrongUsage(
+            "use options such as --scale-events 1000, --no-scaling, --retention-max-age 7d or --no-retention"
+        )
     with session(context).connect() as client:
-        found = client.streams.configure(stream, retention=retention or "none")
+        if no_scaling:
+            scaling = rg.ScalingPolicy.fixed(len(client.streams.info(stream).segments))
+        found = client.streams.configure(stream, scaling=scaling, retention="none" if no_retention else retention)
     if as_json:
         print_json(found)
-    else:
+        return
+    if scaling is not None:
+        say(f"{found.name}: {scaling_in_words(found.config.scaling)}")
+    if retention is not None or no_retention:
         say(f"{found.name}: {in_words(found.config.retention)}")
 
 
@@ -132,7 +152,7 @@ def list_streams(
 
 @commands.command()
 def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
-    """Show a stream: its segments with their key ranges, and the start and end of its data."""
+    """Show a stream: its segments with their key ranges, the start and end of its data, and what its policies do."""
     with session(context).connect() as client:
         found = client.streams.info(stream)
         report = None
@@ -152,6 +172,8 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     earlier = sorted(set(found.head.offsets) - set(found.segments), key=_number_of)
     if earlier:
         say(f"\nThe data at the head starts in earlier segments: {_places(found.head, earlier)}.")
+    if found.scaling is not None:
+        show_scaling(found.config.scaling, found.scaling)
     if report is not None:
         say(f"\nRetention: {in_words(report.policy)}. Next:")
         show_report(report, dry_run=True)

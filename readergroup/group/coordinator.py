@@ -166,7 +166,7 @@ class ReaderCoordinator:
                 self._give_up_checkpoint,
                 self._begin_checkpoint,
                 self._tell,
-                self._retain,
+                self._maintain,
             )
         )
 
@@ -242,9 +242,9 @@ class ReaderCoordinator:
             raise
         return now
 
-    def _retain(self) -> float:
-        """Apply the retention policies that are due, of all streams of the store."""
-        return self._updater.streams.retention.step()
+    def _maintain(self) -> float:
+        """Apply the policies that are due, of all streams of the store."""
+        return self._updater.streams.maintenance.step()
 
     def _begin_checkpoint(self) -> float:
         """Begin an automatic checkpoint by rank when it is due, if a reader here saves something at it, or if retention

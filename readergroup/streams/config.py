@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from itertools import pairwise
+from numbers import Real
 from typing import Annotated, Final, Literal, NamedTuple, NewType, Self
 
 from pydantic import (
@@ -22,7 +23,7 @@ from pydantic import (
 )
 
 from synchronizer import InvalidArgumentError, Map
-from synchronizer.arguments import check_count
+from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.configuration import Configuration
 
 from ..html import html_table
@@ -122,16 +123,159 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ScalingPolicy(Configuration):
-    """How many segments a stream has. ``ScalingPolicy.fixed(4)``: four, until you scale the stream."""
+#: The most segments of a policy that scales by itself. Their history is rewritten with every measurement.
+MAX_SCALED_SEGMENTS: Final = 1_000
+_MAX_WINDOW_SECONDS: Final = 86_400.0
+#: The windows of a rate, and the cooldown, as multiples of the shortest window.
+WINDOWS: Final = (1.0, 2.5, 5.0, 10.0)
+COOLDOWN: Final = 5.0
 
-    kind: Literal["fixed"] = "fixed"
+_Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+class LoadTarget(NamedTuple):
+    """What a `ScalingPolicy` that scales by itself aims at."""
+
+    unit: Literal["events", "bytes"]
+    #: Per second and segment.
+    target: float
+    min_segments: int
+    max_segments: int
+    scale_factor: int
+    window_seconds: float
+
+    @property
+    def windows(self) -> tuple[float, ...]:
+        """The four windows of a rate, in seconds, the shortest first."""
+        return tuple(each * self.window_seconds for each in WINDOWS)
+
+    @property
+    def cooldown_seconds(self) -> float:
+        return COOLDOWN * self.window_seconds
+
+
+class ScalingPolicy(Configuration):
+    """How many segments a stream has.
+
+    - `fixed`: as many as you say, until you scale the stream.
+    - `by_event_rate`, `by_data_rate`: as many as the load needs, between two bounds.
+
+    The last two measure the rate of each segment over 2, 5, 10 and 20 minutes. A segment is split when it takes more
+    than five times the target over 2 minutes, twice the target over 5, or the target over 10. Two neighbours are merged
+    when each takes less than the target over 2, 5 and 10 minutes and less than half of it over 20. The successors of a
+    scale are left alone for 10 minutes.
+    """
+
+    kind: Literal["fixed", "event_rate", "data_rate"] = "fixed"
+    #: How many segments the stream is created with. A policy that scales by itself keeps at least so many.
     segments: int = Field(strict=True, ge=1, le=MAX_SEGMENTS)
+    target: _Positive | None = None
+    max_segments: Annotated[int, Field(strict=True, ge=1, le=MAX_SCALED_SEGMENTS)] | None = None
+    scale_factor: Annotated[int, Field(strict=True, ge=2, le=MAX_SCALED_SEGMENTS)] | None = None
+    window_seconds: Annotated[float, Field(strict=True, ge=1, le=_MAX_WINDOW_SECONDS)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = (self.target, self.max_segments, self.scale_factor, self.window_seconds)
+        if self.kind == "fixed":
+            if any(each is not None for each in given):
+                raise ValueError("a fixed number of segments has no other values; use by_event_rate or by_data_rate")
+        elif self.max_segments is None or None in given:
+            raise ValueError("use ScalingPolicy.by_event_rate or by_data_rate, which set all values")
+        elif self.segments > self.max_segments:
+            raise ValueError(
+                f"min_segments must not exceed max_segments: min_segments={self.segments} "
+                f"max_segments={self.max_segments}"
+            )
+        return self
 
     @classmethod
     def fixed(cls, segments: int) -> Self:
+        """Return the policy of a stream that has so many segments until you scale it."""
         check_count(segments, "segments", at_most=MAX_SEGMENTS)
         return cls(segments=segments)
+
+    @classmethod
+    def by_event_rate(
+        cls,
+        target: float,
+        *,
+        min_segments: int = 1,
+        max_segments: int = 16,
+        scale_factor: int = 2,
+        window_seconds: float = 120.0,
+    ) -> Self:
+        """Return the policy of a stream whose segments take about ``target`` events per second each.
+
+        Args:
+            target: Events per second and segment, above 0.
+            min_segments: The lower bound, and the segments of a new stream. Default: 1.
+            max_segments: The upper bound, at most 1,000. Default: 16.
+            scale_factor: Into how many parts one scale may split a segment, 2 or more. Default: 2.
+            window_seconds: The shortest window, from 1 to 86,400. The other windows are 2.5, 5 and 10 times as long,
+                and the cooldown is 5 times as long. Default: 120.
+
+        Raises:
+            InvalidArgumentError: A value is out of range.
+        """
+        return cls._automatic("event_rate", target, min_segments, max_segments, scale_factor, window_seconds)
+
+    @classmethod
+    def by_data_rate(
+        cls,
+        target: float,
+        *,
+        min_segments: int = 1,
+        max_segments: int = 16,
+        scale_factor: int = 2,
+        window_seconds: float = 120.0,
+    ) -> Self:
+        """Return the policy of a stream whose segments take about ``target`` stored bytes per second each.
+
+        Args:
+            target: Bytes per second and segment, above 0.
+            min_segments: As for `by_event_rate`, and so are all others.
+            max_segments: The upper bound.
+            scale_factor: Into how many parts one scale may split a segment.
+            window_seconds: The shortest window.
+
+        Raises:
+            InvalidArgumentError: A value is out of range.
+        """
+        return cls._automatic("data_rate", target, min_segments, max_segments, scale_factor, window_seconds)
+
+    @classmethod
+    def _automatic(
+        cls,
+        kind: Literal["event_rate", "data_rate"],
+        target: float,
+        min_segments: int,
+        max_segments: int,
+        scale_factor: int,
+        window_seconds: float,
+    ) -> Self:
+        check_count(min_segments, "min_segments", at_most=MAX_SCALED_SEGMENTS)
+        check_count(max_segments, "max_segments", at_most=MAX_SCALED_SEGMENTS)
+        check_count(scale_factor, "scale_factor", at_least=2, at_most=MAX_SCALED_SEGMENTS)
+        check_duration(window_seconds, "window_seconds", above_zero=True, finite=True)
+        check_type(target, Real, "target")
+        return cls(
+            kind=kind,
+            segments=min_segments,
+            target=target,
+            max_segments=max_segments,
+            scale_factor=scale_factor,
+            window_seconds=window_seconds,
+        )
+
+    @property
+    def load(self) -> LoadTarget | None:
+        """The values of a policy that scales by itself; None for a fixed number of segments."""
+        target, most, factor, window = self.target, self.max_segments, self.scale_factor, self.window_seconds
+        if target is None or most is None or factor is None or window is None:
+            return None
+        unit: Literal["events", "bytes"] = "events" if self.kind == "event_rate" else "bytes"
+        return LoadTarget(unit, target, self.segments, most, factor, window)
 
 
 #: The longest age of a `RetentionPolicy`: a century. No limit is None.
@@ -222,12 +366,13 @@ class KeyRange(FrozenModel):
             raise ValueError(f"a key range must satisfy 0 <= low < high <= 1: low={self.low} high={self.high}")
         return self
 
-    def split(self) -> tuple[KeyRange, KeyRange]:
-        """Return its two halves. Raise `InvalidArgumentError` if it is too narrow to split."""
-        middle = (self.low + self.high) / 2
-        if not self.low < middle < self.high:
+    def split(self, parts: int = 2) -> tuple[KeyRange, ...]:
+        """Return its parts of equal size. Raise `InvalidArgumentError` if it is too narrow to split."""
+        inner = [self.low + (self.high - self.low) * part / parts for part in range(1, parts)]
+        bounds = [self.low, *inner, self.high]
+        if any(low >= high for low, high in pairwise(bounds)):
             raise InvalidArgumentError("the key range is too narrow to be split", low=self.low, high=self.high)
-        return KeyRange(low=self.low, high=middle), KeyRange(low=middle, high=self.high)
+        return tuple(KeyRange(low=low, high=high) for low, high in pairwise(bounds))
 
     def overlaps(self, other: KeyRange) -> bool:
         return self.low < other.high and other.low < self.high
@@ -284,6 +429,23 @@ class StreamCut(Configuration):
         return f"{self.stream}[{inside}]"
 
 
+class ScalingReport(FrozenModel):
+    """The load of a stream that scales by itself, as it was measured last, and what that leads to."""
+
+    #: What the rates count, per second.
+    unit: Literal["events", "bytes"]
+    windows_seconds: tuple[float, ...]
+    #: The rates of each segment over these windows; None where the segment is not measured for long enough.
+    rates: Mapping[SegmentId, tuple[float | None, ...]]
+    #: When the rates were measured, in seconds since 1970; None before that.
+    measured_at: float | None = None
+    #: What is done next with ``segments``; None: nothing.
+    action: Literal["split", "merge"] | None = None
+    segments: tuple[SegmentId, ...] = ()
+    #: Why, in words.
+    reason: str
+
+
 class StreamInfo(FrozenModel):
     """A description of a stream at one moment."""
 
@@ -298,6 +460,8 @@ class StreamInfo(FrozenModel):
     head: StreamCut
     tail: StreamCut
     sealed: bool
+    #: The answer of ``streams.info`` has it, if the stream's policy scales by itself.
+    scaling: ScalingReport | None = None
 
     def _repr_html_(self) -> str:
         return html_table(

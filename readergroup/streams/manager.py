@@ -38,9 +38,11 @@ from .copying import By, Copies
 from .data.places import Place
 from .data_segments import DataSegments
 from .deletions import Deletions
+from .maintenance import Maintenance
 from .metadata import StreamMetadata, check_not_replaced
 from .pending import PendingChanges
 from .retention.applying import Retention, RetentionReport
+from .scaling.applying import StreamScaling
 from .state import AnnounceSeal, ConfigureStream, CreateStream, StreamState, TruncateStream, new_stream
 from .transactions.finished_keys import FinishedKeys
 
@@ -80,6 +82,9 @@ class StreamManager:
         self._lock = threading.Lock()
         #: Applies the retention policies.
         self.retention: Final = Retention(self.metadata, self._data, self._pending, truncate=self._move_head)
+        self._scaling: Final = StreamScaling(self.metadata, self._data, self._pending)
+        #: Applies all policies, when they are due.
+        self.maintenance: Final = Maintenance([self.retention, self._scaling])
         #: The steps of `copy`, for a caller that copies the parts elsewhere.
         self.copies = Copies(self.metadata, self._data, self._pending)
         #: For transactions.
@@ -168,15 +173,21 @@ class StreamManager:
         if not names:
             return []
         deadline = self.metadata.deadline(timeout)
-        if config.retention is not None:
-            for name in names:
-                self.retention.register(check_stream_name(name), deadline)
+        for name in names:
+            self._register(check_stream_name(name), config, deadline)
         new = [new_stream(check_stream_name(name), secrets.token_hex(8), config) for name in names]
         if self.metadata.create(new, deadline):
             return [self._data.described(state, state.head_cut) for state in new]
         if len(names) > 1:  # some exist
             return [info for name in names for info in self._create([name], config, timeout)]
         return [self._create_in_steps(new[0], deadline)]
+
+    def _register(self, name: str, config: StreamConfig, deadline: Deadline) -> None:
+        """Let all processes apply the policies that the stream is about to get."""
+        if config.retention is not None:
+            self.retention.register(name, deadline)
+        if config.scaling.load is not None:
+            self._scaling.register(name, deadline)
 
     def _create_in_steps(self, new: StreamState, deadline: Deadline) -> StreamInfo:
         """Create the stream, whose name may be in use, or may have been. Any client can complete the steps."""
@@ -250,7 +261,8 @@ class StreamManager:
 
         Args:
             name: The stream.
-            scaling: Its existing segments stay as they are: see `scale`. Default: unchanged.
+            scaling: How many segments it has. A policy that scales by itself changes them as the load asks for; with
+                another one the existing segments stay as they are: see `scale`. Default: unchanged.
             retention: How long it keeps its events, or "none": until you truncate it. Default: unchanged.
             timeout: Seconds to wait for the store.
         """
@@ -261,8 +273,7 @@ class StreamManager:
         synchronizer = self.metadata.existing(name, deadline)
         if scaling is None and retention is None:
             raise InvalidArgumentError("pass scaling or retention", stream=name)
-        if isinstance(retention, RetentionPolicy):
-            self.retention.register(name, deadline)
+        self._register(name, _config(scaling, None if retention == "none" else retention), deadline)
 
         def change(state: StreamState) -> Iterable[Update[StreamState]]:
             config = StreamConfig(
@@ -382,9 +393,12 @@ class StreamManager:
         deletions.delete(name, self.metadata.deadline(timeout))
 
     def info(self, name: str, *, timeout: float | None = None) -> StreamInfo:
-        """Return a description of the stream as it is now."""
+        """Return a description of the stream as it is now, with its load if it scales by itself."""
         deadline = self.metadata.deadline(timeout)
-        return self._data.info(self._pending.fetch_state(name, deadline), deadline)
+        state = self._pending.fetch_state(name, deadline)
+        info = self._data.info(state, deadline)
+        report = self._scaling.report(state)
+        return info if report is None else info.model_copy(update={"scaling": report})
 
     def exists(self, name: str, *, timeout: float | None = None) -> bool:
         return self.metadata.exists(name, self.metadata.deadline(timeout))

@@ -1,25 +1,17 @@
-"""Applies the retention policies of a store's streams, in whichever process is at work.
+"""Applies the retention policies of a store's streams. `maintenance` says when, and in which process.
 
-The segment `REGISTRY` has two attributes for each stream with a policy: when it is due, and its `History`. A process
-that writes or reads any stream looks there once a minute. It claims a stream that is due by moving the time forward, by
-compare-and-set, so that one process at a time applies a policy. If it dies, the stream is due again a minute later.
-
-A writer also counts its bytes, and makes its stream due after a sixteenth of ``max_bytes``.
+The history of a stream in the registry is a `History`. A writer also counts its bytes, and makes its stream due after a
+sixteenth of ``max_bytes``.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Final, NamedTuple, Protocol
 
 from synchronizer import (
-    ANY,
-    Appended,
-    AttributeChange,
     ClosedError,
     Deadline,
     InvalidArgumentError,
@@ -28,11 +20,11 @@ from synchronizer import (
     ReaderGroupError,
     TruncatedError,
 )
-from synchronizer.compare_and_set import remove_attributes
 
 from ..config import FrozenModel, RetentionPolicy, StreamCut
 from ..data.boundaries import next_boundary
 from ..data_segments import DataSegments
+from ..maintenance import INTERVAL_SECONDS, DuePolicies
 from ..metadata import StreamMetadata
 from ..pending import PendingChanges
 from ..state import StreamState
@@ -42,14 +34,10 @@ from .decision import Decision, Gap, Offsets, Reason, decide, gap
 from .history import PRECISION, History, Sample
 
 REGISTRY: Final = "readergroup/retention"
-#: How often a process looks for streams that are due, and how often a policy is applied.
-INTERVAL_SECONDS: Final = 60.0
 #: A policy with a short ``max_age`` is applied more often, down to this.
 _SHORTEST_INTERVAL_SECONDS: Final = 1.0
 #: A writer never makes its stream due after fewer bytes.
 _LEAST_BYTES: Final = 256 * 1024
-_DUE: Final = "due/"
-_HISTORY: Final = "history/"
 
 _logger = logging.getLogger(__name__)
 
@@ -92,11 +80,6 @@ class GroupsOfStreams(Protocol):
         """Let the group know that events before ``head`` are deleted which it has not consumed."""
 
 
-class _Claim(NamedTuple):
-    stream: str
-    value: bytes | None  # of the attribute now
-
-
 class _Budget:
     """How many bytes a writer may store before its stream is due."""
 
@@ -112,7 +95,7 @@ class _Budget:
         self.left, self.stored = int(self.limit * share), 0
 
 
-class Retention:
+class Retention(DuePolicies):
     """The retention of the streams of one client. Threads may share it.
 
     Args:
@@ -130,54 +113,27 @@ class Retention:
         *,
         truncate: Callable[[StreamState, Offsets, Deadline], StreamState],
     ) -> None:
-        self._metadata = metadata
+        super().__init__(metadata, pending, REGISTRY)
         self._data = data
-        self._pending = pending
         self._truncate = truncate
-        self._store = metadata.store
-        self._clock = metadata.clock
-        self._lock = threading.Lock()
-        self._working = threading.Lock()
         self._budgets: dict[str, _Budget] = {}
-        self._urgent: set[str] = set()
-        self._followed: set[str] = set()  # streams with a policy that are written or read here
+        self._subscribers_of_round: Subscribers | None = None
         #: Returns the groups of the store. Without a client there are none.
         self.groups: Callable[[], GroupsOfStreams] | None = None
-        #: When, on the clock, `step` has something to do.
-        self.due = self._clock.monotonic() + INTERVAL_SECONDS
-
-    # ------------------------------------------------------------------ which streams have a policy
-
-    def register(self, stream: str, deadline: Deadline) -> None:
-        """Let all processes apply the policy that the stream is about to get."""
-        backoff = self._metadata.backoff(deadline)
-        backoff.retry(lambda: self._store.create(REGISTRY))
-        change = {f"{_DUE}{stream}": AttributeChange(ANY, self._value(0.0))}
-        backoff.retry(lambda: self._store.append(REGISTRY, b"", attributes=change))
-
-    def _unregister(self, claim: _Claim) -> None:
-        """Forget a stream that is deleted or has no policy, unless it has just got one."""
-        known = {f"{_DUE}{claim.stream}": claim.value} if claim.value is not None else {}
-        remove_attributes(self._store, REGISTRY, {**known, f"{_HISTORY}{claim.stream}": ANY})
-
-    @staticmethod
-    def _value(due: float) -> bytes:
-        # Never the same twice: a change that compares with it must not succeed after another one.
-        return f"{due:.3f} {secrets.token_hex(8)}".encode()
 
     # ------------------------------------------------------------------ what writers and readers do
 
+    def has_policy(self, state: StreamState) -> bool:
+        return state.config.retention is not None
+
     def follow(self, state: StreamState) -> None:
-        """Apply the policy of a stream that is written or read here soon, and as it grows."""
         policy = state.config.retention
         with self._lock:
             if policy is None or policy.max_bytes is None:
                 self._budgets.pop(state.name, None)
             elif state.name not in self._budgets:
                 self._budgets[state.name] = _Budget(policy)
-            if policy is not None and state.name not in self._followed:
-                self._followed.add(state.name)
-                self.due = float("-inf")
+        super().follow(state)
 
     def stored(self, stream: str, size: int) -> None:
         """Take note that a writer of this client has stored so many bytes."""
@@ -189,70 +145,22 @@ class Retention:
             budget.left -= size
             if budget.left <= 0:
                 budget.left = budget.limit
-                self._urgent.add(stream)
-                self.due = float("-inf")
-
-    @property
-    def is_due(self) -> bool:
-        return self.due <= self._clock.monotonic()
-
-    def step(self) -> float:
-        """Apply the policies that are due; return when, on the clock, more are. Raises nothing but `ClosedError`."""
-        if not self.is_due or not self._working.acquire(blocking=False):
-            return max(self.due, self._clock.monotonic() + _SHORTEST_INTERVAL_SECONDS)
-        try:
-            while self.is_due:  # a writer may have made it due meanwhile
-                self._round()
-        finally:
-            self._working.release()
-        return self.due
-
-    def _round(self) -> None:
-        now = self._clock.monotonic()
-        with self._lock:
-            self.due = now + INTERVAL_SECONDS
-            urgent, self._urgent = self._urgent, set()
-        try:
-            soonest = self._apply_due(urgent)
-        except ClosedError:
-            raise
-        except ReaderGroupError as error:
-            _logger.info("retention is applied a minute later: %s", error)
-            return
-        with self._lock:
-            self.due = min(self.due, now + max(soonest, _SHORTEST_INTERVAL_SECONDS))
+                self._urge(stream)
 
     def _apply_due(self, urgent: Iterable[str]) -> float:
-        """Apply the policies that are due, and return in how many seconds the next is."""
-        found = self._due()
-        if missing := [each for each in self._followed if f"{_DUE}{each}" not in found]:
-            # The process that set the policy has died, or has raced with one that found the stream without it.
-            for stream in missing:
-                self.register(stream, self._metadata.deadline())
-            self._followed.difference_update(missing)
-            found = self._due()
-        now, soonest = self._clock.time(), INTERVAL_SECONDS
-        subscribers: Subscribers | None = None  # read once, because this reads all groups
-        for attribute, value in found.items():
-            stream, due = attribute.removeprefix(_DUE), float(value.split()[0])
-            if stream not in urgent and now < due <= now + 2 * INTERVAL_SECONDS:  # later: by a clock that is ahead
-                soonest = min(soonest, due - now)
-                continue
-            try:
-                # What is urgent needs no claim: to do it twice at once deletes nothing twice.
-                claim = _Claim(stream, value) if stream in urgent else self._claim(_Claim(stream, value))
-                if claim is not None:
-                    if subscribers is None:
-                        subscribers = self._subscribers()
-                    with self._metadata.used(stream):
-                        soonest = min(soonest, self._apply_claimed(claim, subscribers))
-            except ClosedError:
-                raise
-            except TruncatedError:
-                continue  # another process is deleting what this one has looked at
-            except ReaderGroupError as error:
-                _logger.warning("the retention policy of %s is applied a minute later: %s", stream, error)
-        return soonest
+        self._subscribers_of_round = None
+        return super()._apply_due(urgent)
+
+    def apply(self, state: StreamState, deadline: Deadline) -> float:
+        policy = state.config.retention
+        assert policy is not None
+        if self._subscribers_of_round is None:
+            self._subscribers_of_round = self._subscribers()  # once, because this reads all groups
+        try:
+            self._apply(state, policy, self._subscribers_of_round.get(state.name, {}), deadline)
+        except TruncatedError:  # another process is deleting what this one has looked at
+            return INTERVAL_SECONDS
+        return _interval(policy)
 
     def _subscribers(self) -> Subscribers:
         """Return the subscribed groups. If one cannot be read there are none, so that nothing counts as consumed."""
@@ -263,30 +171,6 @@ class Retention:
         except ReaderGroupError as error:
             _logger.warning("retention applies only limits, because a reader group cannot be read: %s", error)
             return {}
-
-    def _claim(self, seen: _Claim, seconds: float = INTERVAL_SECONDS) -> _Claim | None:
-        """Make the stream due later; return None if another process was faster."""
-        value = self._value(self._clock.time() + seconds)
-        change = {f"{_DUE}{seen.stream}": AttributeChange(seen.value, value)}
-        answer = self._store.append(REGISTRY, b"", attributes=change)
-        return _Claim(seen.stream, value) if isinstance(answer, Appended) else None
-
-    def _apply_claimed(self, claim: _Claim, subscribers: Subscribers) -> float:
-        deadline = self._metadata.deadline()
-        try:
-            state = self._pending.fetch_state(claim.stream, deadline)
-        except NotFoundError:
-            self._unregister(claim)
-            return INTERVAL_SECONDS
-        policy = state.config.retention
-        if policy is None:
-            self._unregister(claim)
-            return INTERVAL_SECONDS
-        self._apply(state, policy, subscribers.get(claim.stream, {}), deadline)
-        seconds = _interval(policy)
-        if seconds < INTERVAL_SECONDS:
-            self._claim(claim, seconds)
-        return seconds
 
     # ------------------------------------------------------------------ one stream
 
@@ -322,16 +206,6 @@ class Retention:
             },
         )
 
-    def streams(self) -> list[str]:
-        """Return the names of the streams that may have a policy."""
-        return [each.removeprefix(_DUE) for each in self._due()]
-
-    def _due(self) -> Mapping[str, bytes]:
-        try:
-            return self._store.attributes(REGISTRY, _DUE)
-        except NotFoundError:  # no stream ever had a policy
-            return {}
-
     def _apply(
         self,
         state: StreamState,
@@ -341,8 +215,7 @@ class Retention:
         *,
         dry_run: bool = False,
     ) -> tuple[Decision | None, Mapping[str, Offsets]]:
-        attribute = f"{_HISTORY}{state.name}"
-        stored = self._store.attributes(REGISTRY, names=[attribute]).get(attribute)
+        stored = self._stored_history(state.name)
         history, grown = self._updated(state, stored, deadline)
         now = self._clock.time()
         while (found := gap(policy, history, now)) is not None:
@@ -364,7 +237,7 @@ class Retention:
             state = self._truncate(state, decision.head, deadline)
         history = history.since(_first_needed(state, history)).thinned(now)
         # Lost to another process that applies the policy now, whose history is as good.
-        self._store.append(REGISTRY, b"", attributes={attribute: AttributeChange(stored, history.encode())})
+        self._replace_history(state.name, stored, history.encode())
         with self._lock:
             if (budget := self._budgets.get(state.name)) is not None:
                 budget.renew(grown)

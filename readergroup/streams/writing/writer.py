@@ -158,7 +158,7 @@ class EventWriter(Generic[T]):
             state = manager.finish_pending(stream, timeout=self.timeout)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
-        manager.retention.follow(state)
+        manager.maintenance.follow(state)
         self._state = state
         self._lanes = Lanes(state)
         self._lane_of_key = self._lanes.of_key  # for `write`
@@ -665,13 +665,13 @@ class EventWriter(Generic[T]):
             self._rounds_done += 1
             self._is_idle = not self._unstored
             due = None if self._is_idle else self._next_round_at()
-        if self._manager.retention.is_due:
-            self._task.help(self._retain, 1)
+        if self._manager.maintenance.is_due:
+            self._task.help(self._maintain, 1)
         return due
 
-    def _retain(self) -> None:
+    def _maintain(self) -> None:
         with suppress(ClosedError):
-            self._manager.retention.step()
+            self._manager.maintenance.step()
 
     def _effort(self) -> Effort:
         return Effort(self._name, self._clock, self.timeout, self._is_in_trouble)

@@ -573,6 +573,20 @@ def test_a_retention_policy_is_written_and_read_as_in_its_first_release() -> Non
     check_history("stream-history-retention-v2.msgpack", CODEC, StreamState(name=NAME), RETENTION_ON_THE_WIRE)
 
 
+SCALING_ON_THE_WIRE: list[Update[StreamState]] = [
+    CreateStream(
+        incarnation="a1", config=StreamConfig(scaling=ScalingPolicy.by_event_rate(1000, min_segments=2, max_segments=8))
+    ),
+    PublishScale(epoch=0),
+    ConfigureStream(config=StreamConfig(scaling=ScalingPolicy.by_data_rate(1e6, scale_factor=4, window_seconds=60.5))),
+    ConfigureStream(config=StreamConfig()),
+]
+
+
+def test_a_policy_that_scales_by_itself_is_written_and_read_as_in_its_first_release() -> None:
+    check_history("stream-history-scaling-v2.msgpack", CODEC, StreamState(name=NAME), SCALING_ON_THE_WIRE)
+
+
 def test_a_copy_has_the_segments_of_its_source() -> None:
     begun, whole = COPY_ON_THE_WIRE
     state = apply(StreamState(name=NAME), begun)
