@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import UnionType
-from typing import Any, Final, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
@@ -18,6 +18,7 @@ from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system, is_manual
 from synchronizer.recipes.queue.limits import MAX_OUTSTANDING_BYTES
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
+from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import Stepped, step_each
 
 from .batch.client import BatchClient
@@ -26,6 +27,9 @@ from .group.manager import ReaderGroupManager
 from .streams.manager import StreamManager
 from .streams.serializers import Serializer, serializer_or_bytes
 from .streams.writing.writer import EventWriter
+
+if TYPE_CHECKING:
+    from .telemetry.snapshot import Telemetry
 
 M = TypeVar("M", bound=BaseModel)
 S = TypeVar("S", bound=State)
@@ -146,6 +150,13 @@ class Client:
             self._parts.setdefault("batch", BatchClient(self.streams))
         found: BatchClient = self._parts["batch"]
         return found
+
+    def telemetry(self) -> Telemetry:
+        """Return what this client has done in this process so far. Never waits."""
+        with loading():
+            from .telemetry.snapshot import snapshot
+
+        return snapshot(self.streams.counters, self.store)
 
     def _new_streams(self) -> StreamManager:
         streams = StreamManager(

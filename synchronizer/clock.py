@@ -12,8 +12,10 @@ from typing import Final, Protocol, runtime_checkable
 from .arguments import check_duration, check_type
 from .errors import InvalidArgumentError
 
-__all__ = ["Clock", "Deadline", "ManualClock", "SystemClock", "growing_pause", "is_manual", "wait_on"]
+__all__ = ["Clock", "Deadline", "ManualClock", "SystemClock", "growing_pause", "is_manual", "stopwatch", "wait_on"]
 
+#: Seconds, to measure how long something took. No decision depends on it, so it is real time on every clock.
+stopwatch: Final = time.perf_counter
 #: How long, in real time, a thread that waits on a manual clock sleeps before it checks the clock again.
 _MOMENT_SECONDS: Final = 0.002
 

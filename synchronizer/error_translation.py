@@ -1,10 +1,12 @@
-"""Translates the unexpected errors of a store into errors of this distribution.
+"""The boundary to a store: it translates unexpected errors into errors of this distribution, and counts.
 
 Each backend translates the errors that it knows, where it calls its driver. This module translates the unexpected
 ones, such as a `ValueError` of a driver or an `OSError` of the system. `SegmentStore` does so for the verbs
 of every backend, including those of other distributions. A verb that appends then returns `UnknownOutcome`,
 because it may have written. Every other verb may be repeated: it raises `StoreUnavailableError`, or `StoreFullError`
 if the disk is full.
+
+It counts the appends by how long they took, and the errors that say nothing about the stored data.
 
 Interrupts and other exceptions that are no `Exception` pass through. So does the `TypeError` of a call with arguments
 that the verb does not have.
@@ -19,16 +21,38 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Final
 
-from .errors import ReaderGroupError, StoreFullError, StoreUnavailableError
+from .clock import stopwatch
+from .errors import (
+    AlreadyExistsError,
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    SealedError,
+    StoreFullError,
+    StoreUnavailableError,
+    TruncatedError,
+)
 from .threads.background import survive
 
 Verb = Callable[..., Any]
 
 
-def translating(verbs: Mapping[str, Verb], unknown: Callable[[BaseException], object]) -> dict[str, Verb]:
-    """Return the verbs of a backend with their unexpected errors translated, without the names that are no verbs."""
-    guarded = {name: _GUARDS[name](verb) for name, verb in verbs.items() if name in _GUARDS}
-    return guarded | {name: _guarded(verb, unknown) for name, verb in verbs.items() if name in _APPENDING}
+def guarding(
+    verbs: Mapping[str, Verb], unknown: Callable[[BaseException], object], *, translates: bool
+) -> dict[str, Verb]:
+    """Return the verbs of a backend behind the boundary, without the names that are no verbs.
+
+    Args:
+        verbs: The members of the backend's class.
+        unknown: The class of the answer of an append whose outcome is unknown.
+        translates: Whether to translate unexpected errors, and not only count.
+    """
+    guarded = {name: _guarded(verb, translates) for name, verb in verbs.items() if name in _GUARDED}
+    if translates:
+        guarded |= {name: _LAZY[name](verb) for name, verb in verbs.items() if name in _LAZY}
+    return guarded | {name: _appending(verb, unknown, translates) for name, verb in verbs.items() if name in _APPENDING}
 
 
 def translate_unexpected(error: Exception, url: str) -> ReaderGroupError:
@@ -57,24 +81,51 @@ def raise_interrupt_in(error: Exception) -> None:
         raise error.__cause__
 
 
-def _guarded(verb: Verb, unknown: Callable[[BaseException], object] | None = None) -> Verb:
-    """Return the verb with unexpected errors translated: it raises them, or returns what ``unknown`` makes of them."""
-
+def _guarded(verb: Verb, translates: bool = True) -> Verb:
     @wraps(verb)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return verb(self, *args, **kwargs)
-        except ReaderGroupError:
-            raise
         except Exception as error:
-            if _is_wrong_call(error):
+            raised = _judge(self, error, translates)
+            if raised is error:
                 raise
-            translated = translate_unexpected(error, _url_of(self))
-            if unknown is None:
-                raise translated from error
-            return unknown(translated)
+            raise raised from error
 
     return call
+
+
+def _appending(verb: Verb, unknown: Callable[[BaseException], object], translates: bool) -> Verb:
+    """Return the verb that answers an unexpected error with what ``unknown`` makes of it, and is timed."""
+
+    @wraps(verb)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begin = stopwatch()
+        try:
+            answer = verb(self, *args, **kwargs)
+        except Exception as error:
+            raised = _judge(self, error, translates)
+            if raised is error:
+                raise
+            return unknown(raised)
+        if type(answer) is unknown:
+            self.counters.errors[OutcomeUnknownError.__name__] += 1
+        else:
+            self.counters.appends.add(stopwatch() - begin)
+        return answer
+
+    return call
+
+
+def _judge(store: Any, error: Exception, translates: bool) -> Exception:
+    """Count the error, and return the one to raise in its place: itself, unless it is unexpected."""
+    if not isinstance(error, ReaderGroupError):
+        if not translates or _is_wrong_call(error):
+            return error
+        error = translate_unexpected(error, _url_of(store))
+    if not isinstance(error, _ANSWERS):
+        store.counters.errors[type(error).__name__] += 1
+    return error
 
 
 def _listing(verb: Verb) -> Verb:
@@ -148,28 +199,33 @@ def _url_of(store: Any) -> str:
     return str(getattr(store, "url", type(store).__name__))
 
 
+#: What a store says about the stored data, or about the call.
+_ANSWERS: Final = (
+    AlreadyExistsError,
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    SealedError,
+    TruncatedError,
+)
 _APPENDING: Final = frozenset(
     {"append", "append_unread", "append_unflushed", "append_together", "concat", "concat_unread"}
 )
-_GUARDS: Final[dict[str, Callable[[Verb], Verb]]] = {
-    **dict.fromkeys(
-        (
-            "create",
-            "create_together",
-            "delete",
-            "forget",
-            "info",
-            "attributes",
-            "read",
-            "read_starts",
-            "truncate",
-            "seal",
-            "wait",
-            "copy_segments",
-            "close",
-        ),
-        _guarded,
-    ),
-    "list": _listing,
-    "fair_lock": _locking,
-}
+_GUARDED: Final = frozenset(
+    {
+        "create",
+        "create_together",
+        "delete",
+        "forget",
+        "info",
+        "attributes",
+        "read",
+        "read_starts",
+        "truncate",
+        "seal",
+        "wait",
+        "copy_segments",
+        "close",
+    }
+)
+_LAZY: Final[dict[str, Callable[[Verb], Verb]]] = {"list": _listing, "fair_lock": _locking}

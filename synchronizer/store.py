@@ -16,10 +16,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Literal, Self
 
 from .arguments import check_type
-from .error_translation import translating
+from .counting import StoreCounters
+from .error_translation import guarding
 from .errors import InvalidArgumentError, NotFoundError, TruncatedError
 
 MAX_NAME_LENGTH: Final = 1024
@@ -157,9 +159,13 @@ class SegmentStore(ABC):
 
     def __init_subclass__(cls, *, translate_errors: bool = True, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if translate_errors:
-            for name, verb in translating(vars(cls), UnknownOutcome).items():
-                setattr(cls, name, verb)
+        for name, verb in guarding(vars(cls), UnknownOutcome, translates=translate_errors).items():
+            setattr(cls, name, verb)
+
+    @cached_property
+    def counters(self) -> StoreCounters:
+        """What this object was asked, and how it answered. `SegmentStore` counts it for every backend."""
+        return StoreCounters()
 
     @abstractmethod
     def create(self, segment: str) -> bool:

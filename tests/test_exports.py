@@ -35,7 +35,8 @@ def test_dir_shows_the_exported_names_and_no_module(package: ModuleType) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["synchronizer.testing", "readergroup.testing", "readergroup.sinks", "readergroup.spark"]
+    "name",
+    ["synchronizer.testing", "readergroup.testing", "readergroup.sinks", "readergroup.spark", "readergroup.telemetry"],
 )
 def test_dir_of_a_public_submodule_shows_its_names_only(name: str) -> None:
     module = pytest.importorskip(name)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType, UnionType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
@@ -33,6 +33,9 @@ from .queues import EventProcessor, EventQueue
 from .state import SharedConfig, SharedCounter, SharedMap, SharedSet, StateSynchronizer
 from .streams import BatchClient, StreamManager
 from .writer import EventWriter
+
+if TYPE_CHECKING:
+    from ..telemetry.snapshot import Telemetry
 
 F = TypeVar("F")
 M = TypeVar("M", bound=BaseModel)
@@ -129,6 +132,10 @@ class Client:
     def clock(self) -> Clock:
         """The clock for leases, pauses and deadlines."""
         return self._sync.clock
+
+    def telemetry(self) -> Telemetry:
+        """Return what this client has done in this process so far. Never waits."""
+        return self._sync.telemetry()
 
     def _opening(self, open: Callable[[], W], facade: Callable[[W, Calls], F]) -> Opening[F]:
         return Opening(partial(self._open, open, facade))

@@ -34,6 +34,7 @@ from .listeners import run_on
 if TYPE_CHECKING:
     from ..group.following import Claims
     from ..sinks.sql_sink import SqlSink
+    from ..telemetry.counters import GroupCounters
 
 T = TypeVar("T")
 
@@ -327,13 +328,13 @@ async def open_reader(
         on_assign=callbacks.of(on_assign, "on_assign"),
         on_release=callbacks.of(on_release, "on_release"),
         on_checkpoint=callbacks.of(on_checkpoint, "on_checkpoint"),
-        claims=None if sink is None else _claims(sink),
+        claims=None if sink is None else _claims(sink, group.counters),
     )
     reader = await calls.run(open, undo=lambda reader: reader.close())
     return Reader(reader, calls, callbacks)
 
 
-def _claims(sink: SqlSink) -> Claims:
+def _claims(sink: SqlSink, counters: GroupCounters) -> Claims:
     """Return what takes over segments in the sink's database, on this event loop."""
     with loading():
         from ..sinks.calls import SinkCalls
@@ -350,4 +351,4 @@ def _claims(sink: SqlSink) -> Claims:
             raise ClosedError("the event loop has ended") from None
         return future.result()
 
-    return SinkCalls(sink, run)
+    return SinkCalls(sink, counters, run)

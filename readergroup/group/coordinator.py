@@ -202,6 +202,7 @@ class ReaderCoordinator:
             state.readers, self._readers, self._updater.leases, timeout_seconds, lambda: self._renewed_at
         )
         for reader in self._updater.remove_dead(dead) if dead else ():
+            self._updater.counters.readers_declared_dead += 1
             _logger.warning("reader %s of %s is dead: its lease expired", reader, self._synchronizer.name)
         return self._deaths.due
 

@@ -215,6 +215,8 @@ class GroupFollower(Generic[T]):
                 )
         finally:  # keep those that were announced to the application
             self._segments.add(taken_over)
+            number = len(taken_over)
+            self._updater.counters.segments_acquired += number
 
     def _claim(self, segment: SegmentId, incarnation: str, found: SegmentState) -> int | None:
         """Return where the application continues in the segment, if it stores that."""

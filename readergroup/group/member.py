@@ -21,6 +21,7 @@ from synchronizer import (
     TransitionFeed,
 )
 from synchronizer.backoff import Backoff
+from synchronizer.clock import stopwatch
 from synchronizer.liveness.keeper import is_store_unavailable
 from synchronizer.liveness.lease import Lease
 from synchronizer.liveness.timing import RENEWALS
@@ -84,6 +85,7 @@ class GroupMember:
         self._positions = positions
         self._busy_since = busy_since
         self._timeout = timeout
+        self._counters = updater.counters
         self._feed: TransitionFeed[ReaderGroupState] = self._synchronizer.transitions()
         self.lease = self._new_lease()
         self._committed: Positions = {}
@@ -116,6 +118,7 @@ class GroupMember:
         why = _STAYS_OUT["replaced"] if self.reader_id in state.readers else self._why_it_stays_out()
         if why is None:
             _logger.warning("reader %s was declared dead and rejoins", self.reader_id)
+            self._counters.leases_lost += 1
             self.join(deadline.remaining(self._timeout))
             return
         self._coordinator.remove(self)
@@ -242,9 +245,11 @@ class GroupMember:
     def renew(self) -> bool:
         """Renew the lease and commit the positions; False if the reader is no longer in the group."""
         positions, config = self._positions(), self._config
+        begin = stopwatch()
         if not self.lease.renew(positions, config.reader_timeout_seconds):
             self.has_news = True
             return False
+        self._counters.commits.add(stopwatch() - begin)
         self._committed = positions
         self._commit_at = self._clock.monotonic() + config.position_interval_seconds
         return True
@@ -269,6 +274,7 @@ class GroupMember:
             return True
         if self.is_in(self.fetch(deadline)):
             _logger.warning("reader %s lost its lease and rejoins", self.reader_id)
+            self._counters.leases_lost += 1
             self.join(deadline.remaining(self._timeout))
         return False
 

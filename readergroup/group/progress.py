@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from ..streams.event import Event, EventBatch
+from ..telemetry.counters import GroupCounters
 from .assigned_segments import AssignedSegment, AssignedSegments
 from .model.positions import Positions, SegmentPosition
 
@@ -17,19 +18,24 @@ class Progress(Generic[T]):
     Args:
         segments: The segments of the reader.
         auto_commit: Whether an event is processed when the application asks for the next one.
+        counters: Counts the events that were handed out.
     """
 
-    def __init__(self, segments: AssignedSegments[T], *, auto_commit: bool) -> None:
+    def __init__(self, segments: AssignedSegments[T], *, auto_commit: bool, counters: GroupCounters) -> None:
         self._segments = segments
+        self._counters = counters
         self._auto_commit = auto_commit
         self._batch_segment: AssignedSegment[T] | None = None
         #: The batch in hand: its events up to ``handed`` were handed out, and up to ``done`` are processed.
         self.batch: EventBatch[T] | None = None
         self.handed = 0
         self.done = 0
+        self._start = 0  # the offset of the batch
+        counters.add_reader(self)
 
     def take_in_hand(self, assigned: AssignedSegment[T], batch: EventBatch[T]) -> None:
         self._batch_segment = assigned
+        self._start = assigned.handed_out
         self.batch = batch  # last, see `positions`
 
     def begin_call(self) -> None:
@@ -40,8 +46,18 @@ class Progress(Generic[T]):
         self.carry_over()
         self.batch = None
         self.handed = self.done = 0
-        if batch is not None and assigned is not None and handed < len(batch):
-            self._segments.put_back(assigned, batch, handed)
+        if batch is not None and assigned is not None:
+            if handed:
+                self._counters.count_read(handed, assigned.handed_out - self._start)
+            if handed < len(batch):
+                self._segments.put_back(assigned, batch, handed)
+
+    def end(self) -> None:
+        """Note that the reader hands out nothing more."""
+        self.carry_over()
+        self._counters.remove_reader(self)
+        if self._batch_segment is not None and self.handed:
+            self._counters.count_read(self.handed, self._batch_segment.handed_out - self._start)
 
     def carry_over(self) -> None:
         """Tell the segment of the batch in hand how far the batch was handed out and processed."""

@@ -118,7 +118,7 @@ class Reader(Generic[T]):
         self._pace = Pace(self._clock)
 
         self._segments: AssignedSegments[T] = AssignedSegments(self._store, self._clock)
-        self._progress = Progress(self._segments, auto_commit=auto_commit)
+        self._progress = Progress(self._segments, auto_commit=auto_commit, counters=updater.counters)
         self._member = GroupMember(
             updater,
             coordinator,
@@ -325,7 +325,7 @@ class Reader(Generic[T]):
         self._member.closed = True
         self.stop()
         try:
-            self._progress.carry_over()
+            self._progress.end()
             self._member.leave(at)
         finally:
             if self._on_close is not None:

@@ -41,6 +41,7 @@ from ..scaling.scaled_group import PoolClient
 from ..streams.config import SegmentId, StreamCut, check_name
 from ..streams.event import Position
 from ..streams.serializers import Serializer, serializer_or_bytes
+from ..telemetry.counters import GroupCounters
 from .checkpointing import take_checkpoint
 from .coordinator import ReaderCoordinator, follow_streams
 from .following import CheckpointCallback, Claims, SegmentCallback
@@ -118,6 +119,11 @@ class ReaderGroup:
         self.checkpoint_notifier = CheckpointNotifier(synchronizer, source=name)
         self.retention_notifier = RetentionNotifier(synchronizer, source=name)
 
+    @property
+    def counters(self) -> GroupCounters:
+        """What this client has done in the group, for those who count it."""
+        return self._updater.counters
+
     # ------------------------------------------------------------------ reading
 
     @overload
@@ -182,7 +188,7 @@ class ReaderGroup:
             on_assign=on_assign,
             on_release=on_release,
             on_checkpoint=on_checkpoint,
-            claims=None if sink is None else _claims(sink),
+            claims=None if sink is None else _claims(sink, self.counters),
         )
 
     def open_reader(
@@ -707,13 +713,13 @@ class ReaderGroup:
         return _reconnect, (self._client, self.name)
 
 
-def _claims(sink: SqlSink) -> Claims:
+def _claims(sink: SqlSink, counters: GroupCounters) -> Claims:
     with loading():
         from ..sinks.calls import SinkCalls
         from ..sinks.sql_sink import SqlSink
 
     check_type(sink, SqlSink, "sink")
-    return SinkCalls(sink)
+    return SinkCalls(sink, counters)
 
 
 def _reconnect(client: GroupClient, name: str) -> ReaderGroup:

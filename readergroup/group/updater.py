@@ -28,6 +28,7 @@ from ..streams.config import KeyRange, SegmentId, number_of, stream_of
 from ..streams.data.places import check_offset
 from ..streams.manager import StreamManager
 from ..streams.state import StreamState
+from ..telemetry.counters import GroupCounters
 from .model import balance
 from .model.positions import Positions, SegmentPosition, current_offsets
 from .model.state import ReaderGroupState, ReaderState, SegmentState
@@ -60,6 +61,11 @@ class GroupUpdater:
     def __init__(self, synchronizer: StateSynchronizer[ReaderGroupState], streams: StreamManager) -> None:
         self.synchronizer = synchronizer
         self.streams = streams
+
+    @property
+    def counters(self) -> GroupCounters:
+        """What this client has done in the group."""
+        return self.streams.counters.groups[self.synchronizer.name.removeprefix("group/")]
 
     @property
     def state(self) -> ReaderGroupState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ..telemetry.counters import OutboxCounters
 from .publishing import Publisher, checksum
 from .session import Session, is_locked
 from .table import OutboxTable
@@ -22,9 +23,10 @@ class StreamMover:
     taken again. So each is in the stream once, wherever this stops.
     """
 
-    def __init__(self, table: OutboxTable, publisher: Publisher) -> None:
+    def __init__(self, table: OutboxTable, publisher: Publisher, counters: OutboxCounters) -> None:
         self._table = table
         self._publisher = publisher
+        self._counters = counters
         self._stream = publisher.stream
 
     def move(self, session: Session) -> int:
@@ -33,6 +35,8 @@ class StreamMover:
         if not publisher.has_begun:
             self._begin(session)
         rows = self._table.rows(session, self._stream, publisher.undeleted, _MAX_ROWS, _MAX_BYTES)
+        if rows and (seconds := rows[0].seconds) is not None:
+            self._counters.delays.add(seconds)
         moved = publisher.publish(rows)
         if publisher.has_begun:  # else the next round sees what is stored, and deletes it
             self._delete(session)

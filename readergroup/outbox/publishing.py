@@ -89,6 +89,7 @@ class Publisher:
         self._outbox_id = outbox_id
         self._attribute = f"outbox/{outbox_id.hex()}"
         self._token = token
+        self._counters = streams.counters.streams[stream]
         self._number = 0
         self._events = 0
         self._state: StreamState | None = None
@@ -205,6 +206,7 @@ class Publisher:
         self._events += len(new)
         if segment.cell.change(published.encode(), data) is not Outcome.STORED:
             return False
+        self._counters.count(len(new), len(data))
         segment.published = published
         return True
 

@@ -91,6 +91,7 @@ class OutboxRelay:
         self._movers: dict[str, StreamMover] = {}
         self._stuck: dict[str, _Stuck] = {}
         self._moved = 0
+        self._counters = streams.counters.outboxes[table.name]
         self._keeper = Keeper(
             self._keep,
             name=f"relay of {table.name}",
@@ -249,9 +250,10 @@ class OutboxRelay:
         if mover is None:
             assert self._token is not None
             publisher = Publisher(self._streams, stream, self._outbox_id, self._token)
-            mover = self._movers[stream] = StreamMover(self._table, publisher)
+            mover = self._movers[stream] = StreamMover(self._table, publisher, self._counters)
         moved = mover.move(session)
         self._moved += moved
+        self._counters.events_relayed += moved
         return moved
 
     # ------------------------------------------------------------------ streams that take no events

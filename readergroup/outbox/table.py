@@ -86,7 +86,7 @@ WITH RECURSIVE each(stream) AS (
     UNION ALL SELECT (SELECT min(stream) FROM {table} WHERE stream > each.stream) FROM each WHERE each.stream > ''
 ) SELECT stream FROM each WHERE stream > ''"""
 _ROWS: Final = """
-SELECT id, routing_key, data, headers FROM (
+SELECT id, routing_key, data, headers, CASE WHEN bytes_before = 0 THEN {age} END FROM (
     SELECT *, sum(length(data)) OVER (ORDER BY id) - length(data) AS bytes_before
     FROM (SELECT * FROM {table} WHERE stream = :stream AND NOT {is_named} ORDER BY id LIMIT :at_most) AS first_rows
 ) AS summed WHERE bytes_before < :bytes_at_most ORDER BY id"""
@@ -94,9 +94,10 @@ _IS_NAMED: Final = {
     "postgresql": "id = ANY(CAST(:ids AS bigint[]))",
     "sqlite": "id IN (SELECT value FROM json_each(:ids))",
 }
-_LAG: Final = {
-    "postgresql": "CAST(extract(epoch FROM clock_timestamp() - min(written_at)) AS float8)",
-    "sqlite": "(julianday('now') - julianday(min(written_at))) * 86400",
+#: The age of a row, by the clock of the database.
+_AGE: Final = {
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp() - {written_at}) AS float8)",
+    "sqlite": "(julianday('now') - julianday({written_at})) * 86400",
 }
 
 
@@ -107,6 +108,8 @@ class Row(NamedTuple):
     routing_key: str | None
     data: bytes
     headers: Headers | None
+    #: Its age, if it is the first of several.
+    seconds: float | None = None
 
 
 class StreamRows(NamedTuple):
@@ -193,7 +196,8 @@ class OutboxTable:
     ) -> Sequence[Row]:
         """Return the first committed rows of the stream but those named. The last may exceed ``bytes_at_most``."""
         limits = {"at_most": at_most, "bytes_at_most": bytes_at_most}
-        return [_row(*each) for each in self._of_named(session, _ROWS, stream, without, limits)]
+        query = _ROWS.replace("{age}", _age(session.dialect, "written_at"))
+        return [_row(*each) for each in self._of_named(session, query, stream, without, limits)]
 
     def named_rows(self, session: Session, stream: str, ids: Iterable[int]) -> Sequence[Row]:
         """Return those of these rows that exist."""
@@ -216,7 +220,7 @@ class OutboxTable:
         return session.execute(statement, {**named, **(parameters or {})})
 
     def lag(self, session: Session) -> Sequence[StreamRows]:
-        age = _LAG[session.dialect]
+        age = _age(session.dialect, "min(written_at)")
         query = f"SELECT stream, count(*), {age} FROM {self.name} WHERE stream > '' GROUP BY stream ORDER BY stream"
         return [StreamRows(stream, events, max(0.0, seconds)) for stream, events, seconds in session.execute(query)]
 
@@ -266,8 +270,13 @@ def table_trouble(error: BaseException, table: str) -> NotFoundError | Unsupport
     return None
 
 
-def _row(row_id: int, routing_key: str | None, data: Any, headers: Any) -> Row:
-    return Row(row_id, routing_key, bytes(data), None if headers is None else _headers(row_id, bytes(headers)))
+def _age(dialect: Dialect, written_at: str) -> str:
+    return _AGE[dialect].replace("{written_at}", written_at)
+
+
+def _row(row_id: int, routing_key: str | None, data: Any, headers: Any, seconds: float | None = None) -> Row:
+    headers = None if headers is None else _headers(row_id, bytes(headers))
+    return Row(row_id, routing_key, bytes(data), headers, seconds)
 
 
 def _headers(row_id: int, packed: bytes) -> Headers | None:

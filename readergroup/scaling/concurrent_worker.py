@@ -63,6 +63,7 @@ class ConcurrentWorker(Worker[T]):
         super().__init__(task, reader_id)
         self.condition = threading.Condition()
         self._flight: InFlight[Any] = InFlight()
+        self._counters.add_worker(self._flight)
         if task.handle is not None:
             self._window = max(MIN_WINDOW_EVENTS, WINDOW_EVENTS_PER_SLOT * task.concurrency)
         else:  # one more batch than can run at once

@@ -242,6 +242,11 @@ class InFlight(Generic[W]):
         return len(self._ready)
 
     @property
+    def running_events(self) -> int:
+        """How many events run now. Any thread may ask, without the lock."""
+        return sum(item.events for item in list(self.running))
+
+    @property
     def quiet(self) -> bool:
         """Whether nothing runs, and nothing could start before a retry is due or a segment is thawed."""
         self._park()

@@ -407,6 +407,7 @@ class ReaderPool(Generic[T]):
             self._updater.remove_reader(
                 worker.reader_id, reached=worker.reached, cause="dead", timeout=_TAKE_OUT_SECONDS
             )
+            self._updater.counters.readers_declared_dead += 1
         except ReaderGroupError as error:
             _logger.info("worker %s is removed when its lease expires: %s", worker.reader_id, error)
 

@@ -88,6 +88,7 @@ class Worker(Generic[T]):
         self._hand = hand
         self._deaths: dict[InHand, int] = {}
         self._clock = task.client.clock
+        self._counters = task.client.streams.counters.groups[task.group.name]
         self._stopping = Flag()
         self._reader: Reader[T] | None = None
         self._dead_letters: EventWriter[DeadLetter] | None = None
@@ -154,7 +155,7 @@ class Worker(Generic[T]):
         with loading():
             from ..sinks.calls import SinkCalls
         run = self._run_on_loop if sink.is_async else None
-        return SinkCalls(sink, run, knows_all=True, shared=self._task.is_out_of_order)
+        return SinkCalls(sink, self._counters, run, knows_all=True, shared=self._task.is_out_of_order)
 
     def _run_on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run the coroutine on the loop that runs the handlers."""
@@ -329,6 +330,7 @@ class Worker(Generic[T]):
 
     def _delay_after(self, attempt: int, event: Event[T], error: Exception) -> float:
         """Log the failed attempt, and return the seconds until the next."""
+        self._counters.retries += 1
         delay = self._task.retry.delay_after(attempt)
         _logger.warning(
             "attempt %d of %d at %s failed; the next is in %.3g s: %s: %s",
@@ -365,6 +367,7 @@ class Worker(Generic[T]):
             error.add_note(f"The event could not be moved to the dead letters: {too_large}")
             raise self._failed(event, error, attempts) from error
         self._dead_letters.flush()
+        self._counters.dead_letters += 1
         self._skip_in_sink(event)
         _logger.error("%s was moved to the dead letters in %s", event.pointer, retry.dead_letters, exc_info=error)
 

@@ -13,6 +13,7 @@ from ..sql.errors import is_passing
 from ..sql.scripts import Script, now
 from ..streams.config import SegmentId
 from ..streams.event import Event
+from ..telemetry.counters import GroupCounters
 from .place import Place
 from .sql_sink import SinkTransaction, SqlSink
 
@@ -27,16 +28,24 @@ class SinkCalls:
 
     Args:
         sink: The sink.
+        counters: Counts the transactions of the reader's group.
         run: For an asynchronous database. Default: it blocks.
         knows_all: Whether each event that the group counts as processed goes through the sink.
         shared: Whether the events of a segment are stored out of order.
     """
 
     def __init__(
-        self, sink: SqlSink, run: RunOnLoop | None = None, *, knows_all: bool = False, shared: bool = False
+        self,
+        sink: SqlSink,
+        counters: GroupCounters,
+        run: RunOnLoop | None = None,
+        *,
+        knows_all: bool = False,
+        shared: bool = False,
     ) -> None:
         self.knows_all = knows_all
         self._sink = sink
+        self._counters = counters
         self._run: RunOnLoop = run or now
         self._shared = shared
         if run is None:
@@ -46,6 +55,7 @@ class SinkCalls:
 
     def claim(self, group: str, segment: SegmentId, incarnation: str, token: int, offset: int) -> int:
         """See `Claims`."""
+        self._sink.counters[group] = self._counters
         place = Place(group, segment, incarnation)
         return self._perform(lambda dialect: self._sink.claiming(dialect, place, token, offset))
 

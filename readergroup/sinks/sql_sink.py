@@ -21,6 +21,7 @@ from ..sql.errors import is_passing
 from ..sql.scripts import Control, Script, Statement, in_transaction, now, settled
 from ..streams.config import stream_of
 from ..streams.event import Event, EventBatch
+from ..telemetry.counters import GroupCounters
 from .place import Place
 from .progress import Row, Tables
 
@@ -82,6 +83,8 @@ class SqlSink:
         self._lock = threading.Lock()
         #: Events that were jumped over, by segment: the token under which that was, and their offsets.
         self._jumps: dict[Place, tuple[int, deque[range]]] = {}
+        #: Those of the clients whose readers use this sink, by group.
+        self.counters: dict[str, GroupCounters] = {}
 
     @property
     def is_async(self) -> bool:
@@ -317,6 +320,7 @@ class SinkTransaction:
             await self.rollback()
             raise
         self._connection = None
+        self._count()
         await self._sink.database.give_back(connection)
 
     async def rollback(self) -> None:
@@ -333,6 +337,11 @@ class SinkTransaction:
         finally:
             self.lost |= failed
             await self._sink.database.give_back(connection, failed=failed)
+
+    def _count(self) -> None:
+        counters = self._sink.counters.get(self._place.group)
+        if counters is not None:
+            counters.sink_transactions += 1
 
     def _beginning(self, dialect: Dialect) -> Script[None]:
         sink, place = self._sink, self._place

@@ -32,6 +32,7 @@ from synchronizer.threads.task_threads import TaskThreads
 
 from ..closable import Closable
 from ..errors import StreamExistsError
+from ..telemetry.counters import Counters
 from .config import RetentionPolicy, ScalingPolicy, StagedName, StreamConfig, StreamCut, StreamInfo, check_stream_name
 from .copy_parts import OnProgress
 from .copying import By, Copies
@@ -89,6 +90,8 @@ class StreamManager:
         self.copies = Copies(self.metadata, self._data, self._pending)
         #: For transactions.
         self.finished_keys = FinishedKeys(self.metadata)
+        #: What this client has done. Its store counts by itself.
+        self.counters: Final = Counters()
         #: Shared by the writers of this manager.
         self.writer_threads: Final = TaskThreads("writers", self.clock)
         #: Writers to close with this manager. Their threads keep them alive until they are closed.

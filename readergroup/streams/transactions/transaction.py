@@ -350,6 +350,9 @@ class _Commit:
         deadline = Deadline(self._streams.clock, self._streams.timeout if timeout is None else timeout)
         if self._was_first is None:
             self._was_first = self._decide(deadline)
+            if self._was_first:
+                counters = self._streams.counters.streams[self._stream]
+                counters.count(sum(part.events for part in self._parts), sum(part.size for part in self._parts))
         try:
             self._complete(self._was_first, deadline)
         except ReaderGroupError as error:

@@ -12,6 +12,7 @@ from synchronizer.clock import Clock
 from synchronizer.compare_and_set import Cell, Outcome, remove_attributes
 from synchronizer.threads.background import survive
 
+from ...telemetry.counters import StreamCounters
 from ..data.write_batch import Batch
 from ..state import StreamState
 from . import event_numbers
@@ -49,11 +50,12 @@ class Effort:
 class BatchAppender:
     """Appends the batches of one writer. Threads may append to different segments at the same time."""
 
-    def __init__(self, store: SegmentStore, clock: Clock) -> None:
+    def __init__(self, store: SegmentStore, clock: Clock, counters: StreamCounters) -> None:
         self.writer_id = secrets.token_bytes(16)
         self._attribute = event_numbers.attribute_of(self.writer_id)
         self._store = store
         self._clock = clock
+        self._counters = counters
         self._state: StreamState | None = None
         self._cells: dict[int, Cell] = {}  # the writer's event number on each segment
         self._unanswered: dict[int, tuple[bytes, bytes]] = {}  # the encoded batch of each segment, and its last number
@@ -123,7 +125,9 @@ class BatchAppender:
 
     def _answered(self, batch: Batch, *, is_stored: bool) -> bool:
         batch.in_doubt = False
-        del self._unanswered[batch.segment]
+        data, _ = self._unanswered.pop(batch.segment)
+        if is_stored:
+            self._counters.count(len(batch.events), len(data))
         return is_stored
 
     def remove_event_numbers(self) -> None:

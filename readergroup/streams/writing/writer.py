@@ -136,7 +136,7 @@ class EventWriter(Generic[T]):
         self._clock = manager.clock
         self._serializer = serializer
         self._dumps = checked_dumps(serializer)
-        self._appender = BatchAppender(manager.store, self._clock)
+        self._appender = BatchAppender(manager.store, self._clock, manager.counters.streams[stream])
         self._name = f"writer of {stream}"
         self._task = Task(manager.writer_threads, self._send)
         self._fresh_locks()

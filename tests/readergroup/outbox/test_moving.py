@@ -17,6 +17,7 @@ from readergroup.outbox.publishing import Published, Publisher
 from readergroup.outbox.session import Session
 from readergroup.outbox.table import OutboxTable
 from readergroup.sql.connections import wrap
+from readergroup.telemetry.counters import OutboxCounters
 from synchronizer.testing import FailingStore, Operation
 
 STREAM = "shop/orders"
@@ -49,7 +50,8 @@ class Scene:
     def relay(self) -> StreamMover:
         """The next relay, which has a greater token."""
         self.token += 1
-        return StreamMover(TABLE, Publisher(self.client.streams, STREAM, self.outbox_id, self.token))
+        publisher = Publisher(self.client.streams, STREAM, self.outbox_id, self.token)
+        return StreamMover(TABLE, publisher, OutboxCounters())
 
     def rest(self) -> int:
         return sum(each.events for each in TABLE.lag(self.own))
