@@ -14,7 +14,7 @@ import readergroup as rg
 #: The dependencies, those of the extras included, and modules of Python that take long to load.
 WATCHED: Final = (
     "apscheduler", "blinker", "isal", "matplotlib", "mmh3", "msgpack", "msgspec", "nats", "notifications",
-    "numpy", "psycopg", "pyarrow", "pydantic", "pyspark", "rich", "typer", "readergroup.client",
+    "numpy", "prometheus_client", "psycopg", "pyarrow", "pydantic", "pyspark", "rich", "typer", "readergroup.client",
     "asyncio", "ctypes", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml",
 )  # fmt: skip
 

@@ -6,11 +6,21 @@ from synchronizer.lazy_exports import lazy_exports
 
 # The counters are loaded with a client, which must not load what shows them.
 if TYPE_CHECKING:
+    from .prometheus import PrometheusCollector
     from .snapshot import GroupTelemetry, Latency, OutboxTelemetry, StoreTelemetry, StreamTelemetry, Telemetry
 
-__all__ = ["GroupTelemetry", "Latency", "OutboxTelemetry", "StoreTelemetry", "StreamTelemetry", "Telemetry"]
+__all__ = [
+    "GroupTelemetry",
+    "Latency",
+    "OutboxTelemetry",
+    "PrometheusCollector",
+    "StoreTelemetry",
+    "StreamTelemetry",
+    "Telemetry",
+]
 
 _MODULES = {
+    ".prometheus": "PrometheusCollector",
     ".snapshot": "GroupTelemetry Latency OutboxTelemetry StoreTelemetry StreamTelemetry Telemetry",
 }
 
