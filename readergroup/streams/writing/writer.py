@@ -136,7 +136,6 @@ class EventWriter(Generic[T]):
         self._clock = manager.clock
         self._serializer = serializer
         self._dumps = checked_dumps(serializer)
-        self._appender = BatchAppender(manager.store, self._clock, manager.counters.streams[stream])
         self._name = f"writer of {stream}"
         self._task = Task(manager.writer_threads, self._send)
         self._fresh_locks()
@@ -162,6 +161,7 @@ class EventWriter(Generic[T]):
         self._state = state
         self._lanes = Lanes(state)
         self._lane_of_key = self._lanes.of_key  # for `write`
+        self._appender = BatchAppender(manager.store, self._clock, manager.counters.streams[stream])
         self._appender.begin(state)
         # Before the start: if an interrupt follows, closing the client still ends the thread.
         opened(self)
