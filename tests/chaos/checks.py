@@ -162,6 +162,8 @@ def kills_repeat_little(evidence: Evidence) -> Violations:
             assignment = given.get(key)
             if assignment is None or assignment.end is None or not assignment.was_declared_dead:
                 continue
+            if assignment.ended_at < happened.at:
+                continue  # it stood still before, came back in another life, and was killed in that one
             processed = {each.offset for each in by_process.get(name, ()) if each.at < since}
             offsets = _offsets_from(evidence.stored.get(assignment.segment, ()), assignment.start)
             gapless = next((offset for offset in offsets if offset not in processed), assignment.end)

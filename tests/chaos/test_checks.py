@@ -372,6 +372,13 @@ def test_what_was_processed_right_before_a_kill_or_a_stall_may_be_repeated() -> 
     assert violations(run.evidence) == []
 
 
+def test_what_a_reader_had_not_committed_that_was_declared_dead_before_it_was_killed_may_be_repeated() -> None:
+    run = killed_long_after_it_had_processed()
+    (kill,) = [each for each in run.evidence.happened if each.process == "one" and each.action == "kill"]
+    run.evidence.happened[run.evidence.happened.index(kill)] = kill._replace(at=100.0)
+    assert not [text for text in violations(run.evidence) if "before it was killed" in text]
+
+
 def test_what_a_killed_reader_had_not_committed_may_be_repeated() -> None:
     assert violations(Run(position=10).evidence) == []
 
