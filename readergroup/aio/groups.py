@@ -85,7 +85,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         """Change fields of the config while the group runs, and return the new config.
 
         Args:
-            **changes: Fields of `ReaderGroupConfig`. ``streams``, ``start`` and ``end`` are fixed.
+            **changes: Fields of `ReaderGroupConfig`. ``start`` is for added streams only. ``end`` replaces all ends.
         """
         return await self._calls.run(partial(self._wrapped.configure, **changes))
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from ..group.model.state import SegmentState
     from ..group.starting import ResetTarget
 
-commands = typer.Typer(help="Show reader groups, take checkpoints, and reset or delete groups.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Show reader groups, take checkpoints, and reset, change or delete groups.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group.", show_default=False)]
 
@@ -163,6 +165,41 @@ def _reset_target(group: rg.ReaderGroup, text: str) -> ResetTarget:
             f"{text!r} is not 'head', 'tail', a time or a checkpoint of the group; its checkpoints: {names}"
         )
     return checkpoints[text]
+
+
+@commands.command()
+def configure(
+    context: typer.Context,
+    group: Name,
+    add_stream: Annotated[
+        list[str] | None, typer.Option(metavar="STREAM", help="Read this stream too.", show_default=False)
+    ] = None,
+    remove_stream: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STREAM", help="Read it no longer, and forget the position.", show_default=False),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="Where added streams begin: 'head' (the default), 'tail', or a time of writing.", show_default=False
+        ),
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Change the streams that a group reads. Running readers follow."""
+    added, removed = add_stream or [], remove_stream or []
+    if not (added or removed):
+        raise WrongUsage("name a stream with --add-stream or --remove-stream")
+    with session(context).connect() as client:
+        found = client.groups.get(group)
+        known = found.config.streams
+        if unknown := [stream for stream in removed if stream not in known]:
+            raise WrongUsage(f"{group} does not read {', '.join(unknown)}; it reads {', '.join(known)}")
+        if removed:
+            confirm(f"Let {group} forget its positions in {', '.join(removed)}?", yes)
+        streams = [*(each for each in known if each not in removed), *(each for each in added if each not in known)]
+        config = found.configure(streams=streams, **({} if start is None else {"start": start}))
+    say(f"{group}: reads {', '.join(config.streams)}")
 
 
 @commands.command()

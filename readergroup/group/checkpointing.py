@@ -111,7 +111,8 @@ class PendingCheckpoint:
             self._seen = _without_others(self._seen, transition)
         if self._seen is not None and not self._seen.completed:
             raise CheckpointFailedError(
-                "the checkpoint was cancelled, because the group was reset or its state became too large; take another",
+                "the checkpoint was cancelled, because the group was reset, the end of a stream changed, or the "
+                "group's state became too large; take another",
                 checkpoint=self._name,
             )
 

@@ -426,6 +426,9 @@ class Reader(Generic[T]):
             except NotFoundError:
                 if segments.asked is None:
                     raise
+                if stream_of(segments.asked.segment) not in self._synchronizer.state.streams:
+                    self._member.has_news = True
+                    continue  # the follower drops it
                 self._explain_missing(segments.asked)
             if found is None:
                 if self._stopped or (len(segments.ending) == ending and not segments.has_ready):

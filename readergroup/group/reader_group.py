@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
@@ -43,13 +43,14 @@ from ..streams.event import Position
 from ..streams.serializers import Serializer, serializer_or_bytes
 from ..telemetry.counters import GroupCounters
 from .checkpointing import take_checkpoint
+from .configuring import configure
 from .coordinator import ReaderCoordinator, follow_streams
 from .following import CheckpointCallback, Claims, SegmentCallback
 from .lag import GroupLag, group_lag, positions
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, new_reader_id
 from .model.state import ReaderGroupState
-from .model.updates import ConfigureGroup, SetRetentionCuts
+from .model.updates import SetRetentionCuts
 from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, RetentionNotifier, SegmentNotifier
 from .reader import EventsInFlight, Reader
 from .starting import ResetTarget, reset
@@ -533,18 +534,21 @@ class ReaderGroup:
     def configure(self, **changes: Any) -> ReaderGroupConfig:
         """Change fields of the config while the group runs, and return the new config.
 
+        ``streams`` are all streams that the group reads from now on. Added ones begin at ``start``, or at their heads.
+        Removed ones are released, and the group forgets its positions in them: take `stream_cuts` before, if the
+        group may read them again. Readers lose their segments and the events in hand of removed streams, and of those
+        whose ``end`` changes, as at a reset.
+
         Args:
-            **changes: Fields of `ReaderGroupConfig`. ``streams``, ``start`` and ``end`` are fixed.
+            **changes: Fields of `ReaderGroupConfig`. ``start`` is for added streams only. ``end`` replaces the ends of
+                all streams.
 
         Raises:
-            InvalidArgumentError: A field is unknown, fixed or out of range.
+            InvalidArgumentError: A field is unknown or out of range, a stream that the group reads gets a start, the
+                group has read beyond an end, or an exclusive reader has the group.
+            NotFoundError: An added stream does not exist.
         """
-
-        def change(state: ReaderGroupState) -> Iterable[ConfigureGroup]:
-            config = ReaderGroupConfig(**{**dict(state.config), **changes})
-            return () if config == state.config else (ConfigureGroup(config=config),)
-
-        return self.synchronizer.update_state(change).config
+        return configure(self._updater, changes)
 
     def remove_reader(self, reader: str, *, position: Position | None = None) -> bool:
         """Remove a reader for good, and return whether it was in the group.

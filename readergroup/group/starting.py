@@ -16,7 +16,7 @@ from ..streams.times import cut_at
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, Start
 from .model.state import FollowedStream, ReaderGroupState, SegmentState
-from .model.updates import ResetStream
+from .model.updates import ResetStream, StreamStart
 from .updater import GroupUpdater
 
 #: A place that a group can be reset to.
@@ -28,37 +28,56 @@ def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGr
     followed = {}
     segments: dict[SegmentId, SegmentState] = {}
     for stream in config.streams:
-        metadata = streams.fetch_state(stream)
-        start = _resolve(streams, metadata, config.start.get(stream, "head"))
-        end = config.end.get(stream)
-        segments.update(_segments(metadata, start, end))
-        ended = metadata.sealed or end is not None
-        followed[stream] = FollowedStream(incarnation=metadata.incarnation, epoch=metadata.epoch, ended=ended)
+        start = configured_start(config, stream, streams)
+        followed[stream] = FollowedStream(incarnation=start.incarnation, epoch=start.epoch, ended=start.ended)
+        segments.update(start.segments)
     return ReaderGroupState(config=config, streams=Map(followed), segments=Map(segments))
 
 
-def _resolve(streams: StreamManager, metadata: StreamState, place: Start) -> StreamCut:
+def configured_start(
+    config: ReaderGroupConfig, stream: str, streams: StreamManager, *, timeout: float | None = None
+) -> StreamStart:
+    """Return where a group of this config begins to read the stream."""
+    metadata = streams.fetch_state(stream, timeout=timeout)
+    place: Start = config.start.get(stream, "head")
     if isinstance(place, str) and place not in ("head", "tail"):
-        return cut_at(streams, metadata.name, datetime.fromisoformat(place))
-    return streams.resolve(metadata, cast(Place, place))
+        cut = cut_at(streams, stream, datetime.fromisoformat(place), timeout=timeout)
+    else:
+        cut = streams.resolve(metadata, cast(Place, place), timeout=timeout)
+    return stream_start(metadata, cut, config.end.get(stream))
+
+
+def stream_start(metadata: StreamState, start: StreamCut, end: StreamCut | None) -> StreamStart:
+    """Return a stream as a group begins to read it from ``start`` to ``end``."""
+    return StreamStart(
+        incarnation=metadata.incarnation,
+        epoch=metadata.epoch,
+        ended=metadata.sealed or end is not None,
+        segments=_segments(metadata, start, end),
+    )
 
 
 def reset(updater: GroupUpdater, to: ResetTarget, *, timeout: float | None = None) -> None:
     """Move the group to ``to``, in all of its streams or in those that ``to`` names."""
-    streams, config = updater.streams, updater.state.config
     deadline = Deadline(updater.synchronizer.clock, updater.synchronizer.timeout if timeout is None else timeout)
+    while not _reset(updater, to, deadline):
+        pass  # the streams or bounds changed meanwhile
+
+
+def _reset(updater: GroupUpdater, to: ResetTarget, deadline: Deadline) -> bool:
+    streams, config = updater.streams, updater.synchronizer.fetch_updates(timeout=deadline.remaining()).config
     starts = _starts_at(streams, config, to, deadline)
     partial = len(starts) < len(config.streams)
     resets = []
     for stream, place in starts.items():
         metadata = streams.fetch_state(stream, timeout=deadline.remaining())
-        end = config.end.get(stream)
         cut = streams.resolve(metadata, place, timeout=deadline.remaining(), argument=f"the place of {stream}")
-        segments = _segments(metadata, cut, end)
-        ended = metadata.sealed or end is not None
-        update = ResetStream(stream=stream, epoch=metadata.epoch, ended=ended, segments=segments, partial=partial)
+        start = stream_start(metadata, cut, config.end.get(stream))
+        update = ResetStream(
+            stream=stream, epoch=start.epoch, ended=start.ended, segments=start.segments, partial=partial
+        )
         resets.append((update, metadata))
-    updater.reset_streams(resets, timeout=deadline.remaining())
+    return updater.reset_streams(resets, config, timeout=deadline.remaining())
 
 
 def _starts_at(

@@ -30,6 +30,7 @@ from ..streams.manager import StreamManager
 from ..streams.state import StreamState
 from ..telemetry.counters import GroupCounters
 from .model import balance
+from .model.config import ReaderGroupConfig
 from .model.positions import Positions, SegmentPosition, current_offsets
 from .model.state import ReaderGroupState, ReaderState, SegmentState
 from .model.updates import (
@@ -292,30 +293,47 @@ class GroupUpdater:
 
         Raises `NotFoundError` if the stream was deleted, or created again since.
         """
-        known = self.state.streams[stream]
-        if known.ended:
+        known = self.state.streams.get(stream)
+        if known is None or known.ended:
             return
         metadata = self.streams.fetch_state(stream, timeout=timeout)
         check_same_stream(metadata, known.incarnation)
         for epoch in range(known.epoch + 1, metadata.epoch + 1):
             self.synchronizer.update_state(_epoch_adder(stream, epoch, metadata), timeout=timeout)
         if metadata.sealed:
-            self.synchronizer.update_state(_ender(stream), timeout=timeout)
+            self.synchronizer.update_state(_ender(stream, metadata), timeout=timeout)
 
     def finish_scale(self, stream: str, *, timeout: float | None = None) -> None:
         """Finish a scale or seal of the stream that a client began and may have died over, and follow it."""
         self.streams.finish_pending(stream, timeout=timeout)
         self.follow_stream(stream, timeout=timeout)
 
-    def reset_streams(self, resets: Sequence[tuple[ResetStream, StreamState]], *, timeout: float | None = None) -> None:
-        """Move the group in these streams. Each update comes with the metadata of its stream."""
+    def reset_streams(
+        self,
+        resets: Sequence[tuple[ResetStream, StreamState]],
+        config: ReaderGroupConfig,
+        *,
+        timeout: float | None = None,
+    ) -> bool:
+        """Move the group in these streams. Each update comes with the metadata of its stream.
 
-        def reset(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
+        Returns False if the group no longer has the streams and ends of ``config``, for which they were decided.
+        """
+
+        def reset(state: ReaderGroupState) -> Proposal[ReaderGroupState, bool]:
+            if (state.config.streams, state.config.end) != (config.streams, config.end):
+                return Proposal((), False)
             for each, metadata in resets:
                 check_same_stream(metadata, state.streams[each.stream].incarnation)
-            return Proposal([each for each, _ in resets], None)
+            return Proposal([each for each, _ in resets], True)
 
-        self._update_and_balance(reset, timeout)
+        return self._update_and_balance(reset, timeout)
+
+    def configure(
+        self, propose: Callable[[ReaderGroupState], Proposal[ReaderGroupState, R]], *, timeout: float | None = None
+    ) -> R:
+        """Apply the updates that ``propose`` returns, and the moves that follow."""
+        return self._update_and_balance(propose, timeout)
 
 
 def can_begin_checkpoint(state: ReaderGroupState, *, silent: bool) -> bool:
@@ -373,7 +391,8 @@ def with_moves(state: ReaderGroupState, updates: Updates) -> Updates:
 
 def _epoch_adder(stream: str, epoch: int, metadata: StreamState) -> Callable[[ReaderGroupState], Updates]:
     def add(state: ReaderGroupState) -> Updates:
-        if state.streams[stream].epoch + 1 != epoch or state.streams[stream].ended:
+        known = state.streams.get(stream)
+        if known is None or known.incarnation != metadata.incarnation or known.ended or known.epoch + 1 != epoch:
             return ()
         forgotten = [
             segment
@@ -410,8 +429,14 @@ def _overlaps(segment: SegmentState, keys: KeyRange) -> bool:
     return segment.low < keys.high and keys.low < segment.high
 
 
-def _ender(stream: str) -> Callable[[ReaderGroupState], Updates]:
-    return lambda state: () if state.streams[stream].ended else (EndStream(stream=stream),)
+def _ender(stream: str, metadata: StreamState) -> Callable[[ReaderGroupState], Updates]:
+    def end(state: ReaderGroupState) -> Updates:
+        known = state.streams.get(stream)
+        if known is None or known.incarnation != metadata.incarnation or known.ended or known.epoch != metadata.epoch:
+            return ()
+        return (EndStream(stream=stream),)
+
+    return end
 
 
 def _is_current(state: ReaderGroupState, reader: str, segment: SegmentId, reached: SegmentPosition) -> bool:

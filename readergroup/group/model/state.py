@@ -145,13 +145,14 @@ class ReaderGroupState(State):
         return {segment: found.offset for segment, found in self.segments.items() if not found.waiting_for}
 
     def cuts_at(self, offsets: Mapping[SegmentId, int]) -> Mapping[str, StreamCut]:
-        """Return these offsets, which cover all streams, as a cut of each stream."""
+        """Return these offsets, which cover whole streams, as a cut of each stream that the group reads."""
         by_stream: dict[str, dict[SegmentId, int]] = {}
         for segment, offset in offsets.items():
             by_stream.setdefault(stream_of(segment), {})[segment] = offset
         return {
             stream: StreamCut(stream=stream, offsets=by_stream[stream], incarnation=self.streams[stream].incarnation)
             for stream in sorted(by_stream)
+            if stream in self.streams
         }
 
     def as_checkpoint(self, completed: CheckpointState, *, group: str) -> Checkpoint:

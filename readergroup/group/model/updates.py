@@ -6,7 +6,7 @@ never repeat.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from readergroup.streams.config import SegmentId, StreamCut, stream_of
 from synchronizer import InvalidArgumentError, Map, Revision, Update
 
-from .checkpoint import AUTOMATIC, CheckpointState, kept
+from .checkpoint import AUTOMATIC, Checkpoints, CheckpointState, kept
 from .config import ReaderGroupConfig
 from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 
@@ -216,7 +216,7 @@ class RecordWeights(Update[ReaderGroupState], tag="record_weights"):
 
 
 class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
-    """Change the group's intervals and limits. Its streams and bounds stay."""
+    """Change the group's intervals and limits. Its streams and bounds stay: `ConfigureStreams` changes them."""
 
     config: ReaderGroupConfig
 
@@ -224,9 +224,68 @@ class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
         reads = ("streams", "start", "end")
         if any(getattr(self.config, field) != getattr(state.config, field) for field in reads):
             raise InvalidArgumentError(
-                "the streams and bounds of a group cannot change; create another group for others"
+                "this update cannot change the streams and bounds of a group; use group.configure"
             )
         return state.replace(config=self.config)
+
+
+class StreamStart(BaseModel):
+    """A stream where the group begins to read it: these segments, all unassigned."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    incarnation: str
+    #: The newest epoch with segments among these.
+    epoch: int
+    ended: bool
+    segments: Mapping[SegmentId, SegmentState]
+
+
+class ConfigureStreams(Update[ReaderGroupState], tag="configure_streams"):
+    """Change the config, with the streams that the group reads and their bounds.
+
+    The group forgets its positions in streams that the config no longer names. It begins to read ``starts``: added
+    streams, and those whose end cut changed, at the group's positions. Commits and releases of earlier assignments of
+    their segments have no effect. If a stream has another end, outstanding checkpoints fail. All other checkpoints lose
+    the removed streams, and get the starts of the added ones: the group had read nothing of them.
+    """
+
+    config: ReaderGroupConfig
+    starts: Mapping[str, StreamStart] | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        if (alone := state.reader_alone) is not None:
+            raise InvalidArgumentError(
+                "the streams of a group with an exclusive reader, such as a Spark query, cannot change", reader=alone
+            )
+        starts = self.starts or {}
+        removed = state.streams.keys() - set(self.config.streams)
+        added = starts.keys() - state.streams.keys()
+        if state.streams.keys() - removed | starts.keys() != set(self.config.streams):
+            raise InvalidArgumentError("each added stream needs its start", streams=self.config.streams)
+        before = state.segments
+        for segment in before:
+            if stream_of(segment) in removed or stream_of(segment) in starts:
+                state = state.with_segment(segment, None)
+        streams, begun = state.streams, Map[SegmentId, int]()
+        for stream, start in starts.items():
+            streams = streams.set(
+                stream, FollowedStream(incarnation=start.incarnation, epoch=start.epoch, ended=start.ended)
+            )
+            for segment, found in start.segments.items():
+                weight = before[segment].weight if segment in before else found.weight
+                state = state.with_segment(segment, found.changed(weight=weight))
+                if stream in added and not found.waiting_for:
+                    begun = begun.set(segment, found.offset)
+        for stream in removed:
+            streams = streams.delete(stream)
+        return state.replace(
+            config=self.config,
+            streams=streams,
+            checkpoints=_of_streams(state.checkpoints, removed, begun, only_completed=len(added) < len(starts)),
+            retention_cuts=_without(state.retention_cuts, removed),
+            skipped=_without(state.skipped, removed),
+        )
 
 
 class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
@@ -357,6 +416,7 @@ UPDATES: Final[tuple[type[Update[Any]], ...]] = (
     EndStream,
     RecordWeights,
     ConfigureGroup,
+    ConfigureStreams,
     CreateCheckpoint,
     PassCheckpoint,
     FailCheckpoint,
@@ -364,6 +424,27 @@ UPDATES: Final[tuple[type[Update[Any]], ...]] = (
     SetRetentionCuts,
     NoteSkipped,
 )
+
+
+def _of_streams(
+    checkpoints: Checkpoints, removed: Set[str], begun: Mapping[SegmentId, int], *, only_completed: bool
+) -> Checkpoints:
+    """Return the checkpoints without the removed streams, and with the ``begun`` segments. Empty ones are left out."""
+    found = []
+    for each in checkpoints:
+        offsets = each.offsets
+        for segment in each.offsets:
+            if stream_of(segment) in removed:
+                offsets = offsets.delete(segment)
+        if offsets and (each.completed or not only_completed):
+            found.append(each.model_copy(update={"offsets": offsets.update(begun)}))
+    return tuple(found)
+
+
+def _without(cuts: Map[str, StreamCut] | None, removed: Set[str]) -> Map[str, StreamCut] | None:
+    if cuts is None or not (removed & cuts.keys()):
+        return cuts
+    return Map((stream, cut) for stream, cut in cuts.items() if stream not in removed) or None
 
 
 def _check_is_read(state: ReaderGroupState, stream: str) -> None:

@@ -775,3 +775,16 @@ def _no_folder_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """Nothing is left beside the tests' own folder."""
     monkeypatch.chdir(tmp_path)
     yield
+
+
+def test_the_streams_of_a_group_are_changed(cli: Cli) -> None:
+    for stream in ("shop/orders", "shop/payments"):
+        cli.ok("stream", "create", stream)
+    with rg.connect(cli.url) as client:
+        client.groups.create("billing", streams=["shop/orders"])
+    assert "--add-stream" in cli.fails(2, "group", "configure", "billing")
+    added = cli.ok("group", "configure", "billing", "--add-stream", "shop/payments", "--start", "tail")
+    assert added == "billing: reads shop/orders, shop/payments\n"
+    assert "does not read shop/x" in cli.fails(2, "group", "configure", "billing", "--remove-stream", "shop/x")
+    removed = cli.ok("group", "configure", "billing", "--remove-stream", "shop/orders", "--yes")
+    assert removed == "billing: reads shop/payments\n"

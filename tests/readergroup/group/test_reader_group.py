@@ -518,7 +518,7 @@ def test_f3_tokens_of_a_name_only_grow(world: World, process: Process) -> None:
 def test_configure_changes_fields_while_the_group_runs(world: World, process: Process) -> None:
     assert world.group.configure(reader_timeout_seconds=5).reader_timeout_seconds == 5
     assert process.fetch().config.reader_timeout_seconds == 5
-    for changes in ({"streams": (OTHER,)}, {"no_such_field": 1}, {"reader_timeout_seconds": -1}):
+    for changes in ({"streams": (OTHER,), "start": 1}, {"no_such_field": 1}, {"reader_timeout_seconds": -1}):
         with pytest.raises(rg.InvalidArgumentError):
             world.group.configure(**changes)
 

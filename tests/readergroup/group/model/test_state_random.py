@@ -11,10 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from readergroup.errors import ReaderNotInGroupError
 from readergroup.group.model import balance
-from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.model.config import ReaderGroupConfig
+from readergroup.group.model.state import ReaderGroupState, SegmentState
 from readergroup.group.model.updates import (
     UPDATES,
     CompleteSegment,
+    ConfigureStreams,
     CreateCheckpoint,
     FailCheckpoint,
     NoteSkipped,
@@ -22,13 +24,15 @@ from readergroup.group.model.updates import (
     RecordWeights,
     ReleaseSegment,
     SetRetentionCuts,
+    StreamStart,
 )
-from readergroup.streams.config import SegmentId, StreamCut
+from readergroup.streams.config import SegmentId, StreamCut, segment_id, stream_of
 from synchronizer import InvalidArgumentError, Map, NotFoundError
 from synchronizer.state import StateCodec
 from tests.readergroup.group.histories import STREAM, History, group_state, seg
 from tests.readergroup.group.model import reference_planner
 
+OTHER = "shop/other"
 READERS = st.sampled_from([f"r{number}" for number in range(5)])
 INDEX = st.integers(0, 30)
 STEP = st.integers(0, 1_000)
@@ -136,7 +140,7 @@ class RandomHistory(RuleBasedStateMachine):
         if self.attempt(lambda: self.history.apply(CreateCheckpoint(name=name))):
             for each in self.state.checkpoints:
                 if each.token not in known:
-                    self.covered[each.token] = frozenset(self.state.offsets)
+                    self.covered[each.token] = frozenset(self.state.cuts[STREAM].offsets)
 
     @rule(reader=READERS, step=STEP)
     def pass_checkpoint(self, reader: str, step: int) -> None:
@@ -152,8 +156,20 @@ class RandomHistory(RuleBasedStateMachine):
 
     @rule(offset=st.integers(0, 10_000), skips=st.booleans())
     def retain(self, offset: int, skips: bool) -> None:
-        cut = StreamCut(stream=STREAM, offsets=dict.fromkeys(self.state.offsets, offset), incarnation="i")
+        cut = StreamCut(stream=STREAM, offsets=dict.fromkeys(self.state.cuts[STREAM].offsets, offset), incarnation="i")
         self.history.apply(NoteSkipped(head=cut) if skips else SetRetentionCuts(cuts=Map({STREAM: cut})))
+
+    @rule(offset=STEP)
+    def add_or_remove_a_stream(self, offset: int) -> None:
+        """The other stream comes and goes."""
+        if OTHER in self.state.streams:
+            self.history.apply(ConfigureStreams(config=ReaderGroupConfig(streams=(STREAM,))))
+            assert all(stream_of(each) == STREAM for each in self.state.segments)
+            return
+        segments = {segment_id(OTHER, 7): SegmentState(low=0.0, high=1.0, offset=offset)}
+        start = StreamStart(incarnation="j", epoch=3, ended=True, segments=segments)
+        self.history.apply(ConfigureStreams(config=ReaderGroupConfig(streams=(STREAM, OTHER)), starts={OTHER: start}))
+        assert all(each.offsets[segment_id(OTHER, 7)] == offset for each in self.state.checkpoints)
 
     @rule()
     def rebalance(self) -> None:
@@ -218,7 +234,7 @@ class RandomHistory(RuleBasedStateMachine):
     @invariant()
     def a_checkpoint_names_the_segments_that_stood_in_the_cut_when_it_began(self) -> None:
         for checkpoint in self.state.checkpoints:
-            assert set(checkpoint.offsets) == self.covered[checkpoint.token]
+            assert {each for each in checkpoint.offsets if stream_of(each) == STREAM} == self.covered[checkpoint.token]
 
     @invariant()
     def a_checkpoint_waits_for_readers_that_were_there_and_have_not_left(self) -> None:
@@ -230,6 +246,8 @@ class RandomHistory(RuleBasedStateMachine):
     def a_position_in_a_checkpoint_that_was_passed_stays(self) -> None:
         for checkpoint in self.state.checkpoints:
             for segment, offset in checkpoint.offsets.items():
+                if stream_of(segment) == OTHER:  # which may have begun elsewhere since
+                    continue
                 found = self.state.segments.get(segment)
                 if found is None or found.owner not in checkpoint.waiting or found.token > checkpoint.token:
                     assert self.recorded.setdefault((checkpoint.token, segment), offset) == offset

@@ -14,6 +14,7 @@ from readergroup.group.model.updates import (
     AddReader,
     CompleteSegment,
     ConfigureGroup,
+    ConfigureStreams,
     CreateCheckpoint,
     EndStream,
     FailCheckpoint,
@@ -26,8 +27,9 @@ from readergroup.group.model.updates import (
     RemoveReader,
     ResetStream,
     SetRetentionCuts,
+    StreamStart,
 )
-from readergroup.streams.config import StreamCut
+from readergroup.streams.config import StreamCut, segment_id
 from synchronizer import Map, Update
 from synchronizer.liveness.lease import encode_lease
 from synchronizer.state import StateCodec
@@ -133,6 +135,57 @@ def test_updates_for_retention_are_written_and_read_as_in_their_first_release() 
     assert last.skipped is not None and last.skipped[STREAM].offsets[seg(0)] == 70
 
 
+OTHER = "shop/other"
+STREAMS_HISTORY: list[Update[ReaderGroupState]] = [
+    AddReader(reader="r1", lease="abc"),
+    ReassignSegment(segment=seg(0), reader="r1"),
+    SetRetentionCuts(cuts=Map({STREAM: StreamCut(stream=STREAM, offsets={seg(0): 7, seg(1): 9}, incarnation="i")})),
+    CreateCheckpoint(name="nightly"),
+    ConfigureStreams(
+        config=ReaderGroupConfig(streams=(STREAM, OTHER), retention="MANUAL"),
+        starts={
+            OTHER: StreamStart(
+                incarnation="j",
+                epoch=2,
+                ended=False,
+                segments={segment_id(OTHER, 4): SegmentState(low=0.0, high=1.0, offset=12)},
+            )
+        },
+    ),
+    PassCheckpoint(reader="r1", checkpoint=31, position={seg(0): 3}),
+    CreateCheckpoint(),
+    ConfigureStreams(
+        config=ReaderGroupConfig.of(
+            streams=(STREAM, OTHER),
+            end={STREAM: StreamCut(stream=STREAM, offsets={seg(0): 9, seg(1): 9}, incarnation="i")},
+        ),
+        starts={
+            STREAM: StreamStart(
+                incarnation="i",
+                epoch=0,
+                ended=True,
+                segments={
+                    seg(0): SegmentState(low=0.0, high=0.5, offset=3, end=9),
+                    seg(1): SegmentState(low=0.5, high=1.0, end=9),
+                },
+            )
+        },
+    ),
+    ConfigureStreams(config=ReaderGroupConfig(streams=(OTHER,))),
+]
+
+
+def test_changes_of_streams_are_written_and_read_as_in_their_first_release() -> None:
+    today = CODEC.encode_updates(STREAMS_HISTORY)
+    stored = golden("group-updates-v3.msgpack", today)
+    assert msgpack.unpackb(stored) == msgpack.unpackb(today)
+    assert CODEC.decode_body(stored) == STREAMS_HISTORY
+    last = check_history("group-history-v3.msgpack", CODEC, group_state(2), STREAMS_HISTORY)
+    assert last.streams.keys() == {OTHER} and last.segments.keys() == {segment_id(OTHER, 4)}
+    assert [(each.name, dict(each.offsets)) for each in last.checkpoints] == [("nightly", {segment_id(OTHER, 4): 12})]
+    assert last.retention_cuts is None
+
+
 #: Updates in the order of the log. What update number n makes, counted from 0, has the token 10 * n + 1.
 HISTORY: list[Update[ReaderGroupState]] = [
     AddReader(reader="r1", lease="abc", keeps=True),
@@ -185,7 +238,7 @@ HISTORY: list[Update[ReaderGroupState]] = [
 
 def test_updates_change_the_group_as_in_the_first_release() -> None:
     last = check_history("group-history-v1.msgpack", CODEC, group_state(2), HISTORY)
-    assert {type(update) for update in [*HISTORY, *RETENTION_HISTORY]} == set(UPDATES)
+    assert {type(update) for update in [*HISTORY, *RETENTION_HISTORY, *STREAMS_HISTORY]} == set(UPDATES)
     assert last.lost == 0 and [each.name for each in last.checkpoints] == ["nightly", "cuts"]
 
 
