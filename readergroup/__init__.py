@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .batch.ranges import SegmentRange
     from .client import Client, connect
     from .errors import (
+        CheckpointCancelledError,
         CheckpointFailedError,
         CheckpointTimeoutError,
         CorruptDataError,
@@ -125,6 +126,7 @@ __all__ = [
     "BytesSerializer",
     "Change",
     "Checkpoint",
+    "CheckpointCancelledError",
     "CheckpointFailedError",
     "CheckpointNotification",
     "CheckpointTimeoutError",
@@ -245,7 +247,8 @@ _MODULES = {
     ".batch.ranges": "SegmentRange",
     ".client": "Client connect",
     ".errors": (
-        "CheckpointFailedError CheckpointTimeoutError CorruptDataError EndOfDataError EventStoredError "
+        "CheckpointCancelledError CheckpointFailedError CheckpointTimeoutError CorruptDataError EndOfDataError "
+        "EventStoredError "
         "EventTooLargeError ReaderGroupExistsError ReaderNotInGroupError SinkBehindError StreamBeingCopiedError "
         "StreamExistsError WorkerError"
     ),

@@ -53,6 +53,12 @@ class CheckpointFailedError(ReaderGroupError):
     retryable = True
 
 
+class CheckpointCancelledError(CheckpointFailedError):
+    """``group.cancel_checkpoint`` cancelled the checkpoint. Nothing was saved."""
+
+    retryable = False
+
+
 class EndOfDataError(ReaderGroupError, EOFError):
     """The whole group has read all of its streams to their end."""
 

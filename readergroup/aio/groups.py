@@ -67,6 +67,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
     remove_reader = awaited(SyncReaderGroup.remove_reader)
     scaling_decision = awaited(SyncReaderGroup.scaling_decision)
     checkpoint = awaited(SyncReaderGroup.checkpoint, waits=True)
+    cancel_checkpoint = awaited(SyncReaderGroup.cancel_checkpoint)
     generate_stream_cuts = awaited(SyncReaderGroup.generate_stream_cuts, waits=True)
     reset = awaited(SyncReaderGroup.reset)
     update_retention_cuts = awaited(SyncReaderGroup.update_retention_cuts)

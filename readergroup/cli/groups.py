@@ -116,6 +116,18 @@ def checkpoint(
 
 
 @commands.command()
+def cancel_checkpoint(
+    context: typer.Context,
+    group: Name,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the checkpoint.", show_default=False)],
+) -> None:
+    """Cancel a checkpoint that waits for readers. They go on without it."""
+    with session(context).connect() as client:
+        was_cancelled = client.groups.get(group).cancel_checkpoint(name)
+    say(f"{group}: {name} {'was cancelled' if was_cancelled else 'is not outstanding'}")
+
+
+@commands.command()
 def reset(
     context: typer.Context,
     group: Name,

@@ -15,7 +15,7 @@ from synchronizer import (
     TransitionFeed,
 )
 
-from ..errors import CheckpointFailedError, CheckpointTimeoutError
+from ..errors import CheckpointCancelledError, CheckpointFailedError, CheckpointTimeoutError
 from .model.checkpoint import CheckpointState
 from .model.state import ReaderGroupState
 from .model.updates import CreateCheckpoint, FailCheckpoint, PassCheckpoint
@@ -110,6 +110,11 @@ class PendingCheckpoint:
         if self._seen is not None:
             self._seen = _without_others(self._seen, transition)
         if self._seen is not None and not self._seen.completed:
+            for update in transition.updates:
+                if isinstance(update, FailCheckpoint) and update.checkpoint == self._seen.token and update.cancelled:
+                    raise CheckpointCancelledError(
+                        "group.cancel_checkpoint cancelled the checkpoint", checkpoint=self._name
+                    )
             raise CheckpointFailedError(
                 "the checkpoint was cancelled, because the group was reset, the end of a stream changed, or the "
                 "group's state became too large; take another",

@@ -575,11 +575,25 @@ class ReaderGroup:
 
         Raises:
             CheckpointTimeoutError: It names the readers that did not pass in time. The checkpoint is given up.
-            CheckpointFailedError: The group was reset meanwhile, or its state had no room.
+            CheckpointFailedError: The group was reset meanwhile, the end of a stream changed, or the group's state had
+                no room.
+            CheckpointCancelledError: `cancel_checkpoint` was called for it.
         """
         timeout = self._client.timeout if timeout is None else timeout
         found = take_checkpoint(self._updater, check_name(name, "checkpoint"), timeout=timeout)
         return self.state.as_checkpoint(found, group=self.name)
+
+    def cancel_checkpoint(self, name: str, *, timeout: float | None = None) -> bool:
+        """Cancel an outstanding checkpoint, and return whether there was one of this name.
+
+        Readers that have not passed it go on without it, and the call that waits for it raises
+        `CheckpointCancelledError`, in whichever process. Completed checkpoints stay.
+
+        Args:
+            name: Of the checkpoint, also an automatic one.
+            timeout: Seconds to wait. Default: the client's.
+        """
+        return self._updater.cancel_checkpoint(check_name(name, "checkpoint"), timeout=timeout)
 
     @property
     def checkpoints(self) -> Mapping[str, Checkpoint]:

@@ -230,6 +230,17 @@ class GroupUpdater:
 
         return self.synchronizer.update_state_returning(fail, timeout=timeout)
 
+    def cancel_checkpoint(self, name: str, *, timeout: float | None = None) -> bool:
+        """Cancel the outstanding checkpoint of this name, and return whether there was one."""
+
+        def cancel(state: ReaderGroupState) -> tuple[Updates, bool]:
+            for each in state.outstanding_checkpoints:
+                if each.name == name and not each.silent:
+                    return [FailCheckpoint(checkpoint=each.token, cancelled=True)], True
+            return (), False
+
+        return self.synchronizer.update_state_returning(cancel, timeout=timeout)
+
     # ------------------------------------------------------------------ segments
 
     def rebalance(self, *, timeout: float | None = None) -> None:

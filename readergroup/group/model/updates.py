@@ -340,6 +340,8 @@ class FailCheckpoint(Update[ReaderGroupState], tag="fail_checkpoint"):
 
     #: The token of the revision that began it.
     checkpoint: int
+    #: Whether a caller asked for it.
+    cancelled: bool | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if all(each.token != self.checkpoint for each in state.outstanding_checkpoints):

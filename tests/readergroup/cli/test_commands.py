@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 import readergroup as rg
 from readergroup.cli.app import app
 from readergroup.cli.session import one_line
+from readergroup.group.model.updates import CreateCheckpoint
 from tests.servers.nats import NatsServer, nats_server_binary
 from tests.servers.unavailable import ServerUnavailable
 from tests.waiting import until
@@ -788,3 +789,12 @@ def test_the_streams_of_a_group_are_changed(cli: Cli) -> None:
     assert "does not read shop/x" in cli.fails(2, "group", "configure", "billing", "--remove-stream", "shop/x")
     removed = cli.ok("group", "configure", "billing", "--remove-stream", "shop/orders", "--yes")
     assert removed == "billing: reads shop/payments\n"
+
+
+def test_a_checkpoint_is_cancelled(cli: Cli) -> None:
+    cli.ok("stream", "create", "shop/orders")
+    with rg.connect(cli.url) as client:
+        group = client.groups.create("billing", streams=["shop/orders"])
+        group.synchronizer.update_state(lambda _: [rg.AddReader(reader="gone"), CreateCheckpoint(name="nightly")])
+    assert cli.ok("group", "cancel-checkpoint", "billing", "nightly") == "billing: nightly was cancelled\n"
+    assert cli.ok("group", "cancel-checkpoint", "billing", "nightly") == "billing: nightly is not outstanding\n"

@@ -549,6 +549,39 @@ def test_a_reset_fails_the_checkpoints_that_are_under_way(world: World, backgrou
         taking.result()
 
 
+@pytest.mark.stores
+def test_a_cancelled_checkpoint_is_told_and_holds_nobody_back(world: World, background: ThreadPoolExecutor) -> None:
+    passed: list[str] = []
+    reader = world.process().reader("r1", on_checkpoint=passed.append)
+    world.write(4)
+    taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
+    world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=20)
+    other = world.process().group
+    assert not other.cancel_checkpoint("weekly")
+    assert other.cancel_checkpoint("nightly")
+    with pytest.raises(rg.CheckpointCancelledError, match="cancel_checkpoint"):
+        taking.result()
+    assert not other.cancel_checkpoint("nightly")
+    world.step()
+    assert len(drain(reader)) == 4 and passed == []
+    again = background.submit(world.group.checkpoint, "nightly", timeout=20)
+    world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=20)
+    world.step()
+    reader.read(timeout=0)
+    assert again.result().name == "nightly" and passed == ["nightly"]
+    assert not other.cancel_checkpoint("nightly"), "a completed one stays"
+    assert list(other.checkpoints) == ["nightly"]
+
+
+def test_a_checkpoint_cancelled_in_the_middle_of_its_callback_is_over(world: World, process: Process) -> None:
+    reader = process.reader("r1", on_checkpoint=lambda name: world.group.cancel_checkpoint(name) and None)
+    world.write(4)
+    process.group.synchronizer.update_state(lambda _: [CreateCheckpoint(name="nightly")])
+    assert reader.read(timeout=0) is None  # without time to decide again
+    assert len(read_all(world, reader)) == 4
+    assert not world.state.checkpoints
+
+
 def test_another_group_starts_at_a_checkpoint(world: World, process: Process) -> None:
     world.write(10)
     checkpoint = world.group.checkpoint("nightly")

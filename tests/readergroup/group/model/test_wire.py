@@ -186,6 +186,23 @@ def test_changes_of_streams_are_written_and_read_as_in_their_first_release() -> 
     assert last.retention_cuts is None
 
 
+CANCELLED: list[Update[ReaderGroupState]] = [
+    CreateCheckpoint(name="nightly"),
+    AddReader(reader="r1"),
+    CreateCheckpoint(name="weekly"),
+    FailCheckpoint(checkpoint=21, cancelled=True),
+]
+
+
+def test_a_cancellation_is_written_and_read_as_in_its_first_release() -> None:
+    today = CODEC.encode_updates(CANCELLED)
+    stored = golden("group-updates-v4.msgpack", today)
+    assert msgpack.unpackb(stored) == msgpack.unpackb(today)
+    assert CODEC.decode_body(stored) == CANCELLED
+    last = check_history("group-history-v4.msgpack", CODEC, group_state(2), CANCELLED)
+    assert [each.name for each in last.checkpoints] == ["nightly"]
+
+
 #: Updates in the order of the log. What update number n makes, counted from 0, has the token 10 * n + 1.
 HISTORY: list[Update[ReaderGroupState]] = [
     AddReader(reader="r1", lease="abc", keeps=True),
