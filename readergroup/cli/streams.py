@@ -185,16 +185,34 @@ def scale(
     stream: Name,
     split: Split = _NO_NUMBERS,
     merge: Merge = _NO_NUMBERS,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Split the segment of this routing key at the key.", show_default=False),
+    ] = None,
+    ranges: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RANGES",
+            help="Key ranges of new segments, such as 0-0.2,0.2-0.5. They replace all segments that they overlap.",
+            show_default=False,
+        ),
+    ] = None,
+    into: Annotated[int, typer.Option(min=2, help="The number of equal parts for --split.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Split segments into two halves each, or merge neighbours into one. Writers and readers continue."""
-    if bool(split) == bool(merge):
-        raise WrongUsage("use either --split NUMBERS or --merge NUMBERS")
+    """Split segments, or merge neighbours into one. Writers and readers continue."""
+    if sum(map(bool, (split, merge, at, ranges))) != 1:
+        raise WrongUsage("use one of --split NUMBERS, --merge NUMBERS, --at KEY and --ranges RANGES")
     with session(context).connect() as client:
         if split:
-            show_change(client.streams.scale(stream, split=_numbers(split)), as_json)
+            found = client.streams.scale(stream, split=_numbers(split), into=into)
+        elif merge:
+            found = client.streams.scale(stream, merge=_numbers(merge))
+        elif at:
+            found = client.streams.scale(stream, at=at)
         else:
-            show_change(client.streams.scale(stream, merge=_numbers(merge)), as_json)
+            found = client.streams.scale(stream, ranges=_ranges(ranges or ""))
+    show_change(found, as_json)
 
 
 @commands.command()
@@ -284,6 +302,14 @@ def _numbers(given: list[str]) -> list[int]:
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise WrongUsage(f"segment numbers must be written like 1,2, not {','.join(given)!r}")
     return [int(part) for part in parts]
+
+
+def _ranges(text: str) -> list[tuple[float, float]]:
+    try:
+        parts = [each.split("-") for each in text.split(",")]
+        return [(float(low), float(high)) for low, high in parts]
+    except ValueError as error:
+        raise WrongUsage(f"ranges must be written like 0-0.2,0.2-0.5, not {text!r}") from error
 
 
 def parse_place(text: str | None) -> rg.StreamCut | Literal["head", "tail"] | None:

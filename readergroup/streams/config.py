@@ -366,10 +366,13 @@ class KeyRange(FrozenModel):
             raise ValueError(f"a key range must satisfy 0 <= low < high <= 1: low={self.low} high={self.high}")
         return self
 
-    def split(self, parts: int = 2) -> tuple[KeyRange, ...]:
-        """Return its parts of equal size. Raise `InvalidArgumentError` if it is too narrow to split."""
-        inner = [self.low + (self.high - self.low) * part / parts for part in range(1, parts)]
-        bounds = [self.low, *inner, self.high]
+    def split(self, into: int = 2) -> tuple[KeyRange, ...]:
+        """Return equal parts of it. Raise `InvalidArgumentError` if it is too narrow to split."""
+        return self.split_at(*((self.low * (into - part) + self.high * part) / into for part in range(1, into)))
+
+    def split_at(self, *places: float) -> tuple[KeyRange, ...]:
+        """Return its parts between these places, which ascend. Raise `InvalidArgumentError` if a part is empty."""
+        bounds = (self.low, *places, self.high)
         if any(low >= high for low, high in pairwise(bounds)):
             raise InvalidArgumentError("the key range is too narrow to be split", low=self.low, high=self.high)
         return tuple(KeyRange(low=low, high=high) for low, high in pairwise(bounds))

@@ -33,10 +33,21 @@ from synchronizer.threads.task_threads import TaskThreads
 from ..closable import Closable
 from ..errors import StreamExistsError
 from ..telemetry.counters import Counters
-from .config import RetentionPolicy, ScalingPolicy, StagedName, StreamConfig, StreamCut, StreamInfo, check_stream_name
+from .config import (
+    MAX_SEGMENTS,
+    KeyRange,
+    RetentionPolicy,
+    ScalingPolicy,
+    StagedName,
+    StreamConfig,
+    StreamCut,
+    StreamInfo,
+    check_stream_name,
+)
 from .copy_parts import OnProgress
 from .copying import By, Copies
 from .data.places import Place
+from .data.write_batch import check_key
 from .data_segments import DataSegments
 from .deletions import Deletions
 from .maintenance import Maintenance
@@ -55,6 +66,20 @@ def _config(scaling: ScalingPolicy | None, retention: RetentionPolicy | None) ->
     check_type(scaling, ScalingPolicy, "scaling", or_none=True)
     check_type(retention, RetentionPolicy, "retention", or_none=True)
     return StreamConfig(scaling=scaling or ScalingPolicy(segments=1), retention=retention)
+
+
+def _key_range(given: KeyRange | tuple[float, float]) -> KeyRange:
+    """Return a range that is given as such, or as its two bounds."""
+    if isinstance(given, KeyRange):
+        return given
+    try:
+        low, high = given
+        return KeyRange(low=low, high=high)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            "each of ranges must be a KeyRange or two numbers low and high, with 0 <= low < high <= 1",
+            found=repr(given)[:100],
+        ) from error
 
 
 class StreamManager:
@@ -220,31 +245,55 @@ class StreamManager:
         *,
         split: Sequence[int] | None = None,
         merge: Sequence[int] | None = None,
+        at: str | Sequence[str] | None = None,
+        ranges: Sequence[KeyRange | tuple[float, float]] | None = None,
+        into: int = 2,
         timeout: float | None = None,
     ) -> StreamInfo:
         """Split or merge segments, and return the stream when the new segments are in use.
 
-        Writers and readers continue meanwhile. Give either ``split`` or ``merge``.
+        Writers and readers continue meanwhile. Give one of ``split``, ``merge``, ``at`` and ``ranges``.
 
         Args:
-            split: Numbers of segments; each is split in two halves.
+            split: Numbers of segments; each is split into equal parts.
             merge: Numbers of at least two neighbours, which become one segment.
+            at: Routing keys, or one. Their segments are split, so that a new segment begins at each key.
+            ranges: Key ranges of new segments, from 0 to 1. They replace all segments that they overlap, and cover all
+                keys of these.
+            into: The number of parts for ``split``.
             timeout: Seconds to wait for the store.
 
         Raises:
-            InvalidArgumentError: A segment is not of the newest epoch, or the segments are not neighbours.
+            InvalidArgumentError: A segment is not of the newest epoch, the segments are not neighbours, a segment
+                begins at the key already, or the ranges overlap or leave keys out.
             SealedError: The stream is sealed.
             DeadlineExceededError: Other clients kept changing the stream.
         """
-        if (split is None) == (merge is None):
-            raise InvalidArgumentError("pass either split=[...] or merge=[...]", stream=name)
+        if sum(each is not None for each in (split, merge, at, ranges)) != 1:
+            raise InvalidArgumentError("pass one of split=[...], merge=[...], at=... and ranges=[...]", stream=name)
+        check_count(into, "into", at_least=2, at_most=MAX_SEGMENTS)
+        if into != 2 and split is None:
+            raise InvalidArgumentError("into is for split", stream=name, into=into)
         for which, numbers in (("split", split), ("merge", merge)):
             check_type(numbers, Sequence, which, or_none=True)
             for number in numbers or ():
                 check_count(number, f"each item of {which}", at_least=0)
 
+        keys = [at] if isinstance(at, str) else at
+        for which, each in (("at", keys), ("ranges", ranges)):
+            check_type(each, Sequence, which, or_none=True)
+            if each is not None and not each:
+                raise InvalidArgumentError(f"{which} must not be empty", stream=name)
+        for key in keys or ():
+            check_key(key, name)
+        wanted = None if ranges is None else [_key_range(each) for each in ranges]
+
         def announce(state: StreamState) -> Iterable[Update[StreamState]]:
-            return [state.split(split) if split is not None else state.merge(merge or ())]
+            if split is not None:
+                return [state.split(split, into)]
+            if keys is not None:
+                return [state.split_at(keys)]
+            return [state.merge(merge or ()) if wanted is None else state.reshape(wanted)]
 
         return self._change(name, announce, timeout)
 

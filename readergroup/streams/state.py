@@ -10,7 +10,7 @@ a segment some time after its data was truncated, so that it does not grow with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -32,7 +32,7 @@ from .config import (
     staged_segments,
     staging_prefix,
 )
-from .routing import Routes
+from .routing import Routes, key_position
 from .transactions.committed import CommittedPart, CommittedTransaction, Committer, StreamTransactions
 
 
@@ -270,12 +270,50 @@ class StreamState(State):
 
     # ------------------------------------------------------------------ what scaling may do
 
-    def split(self, numbers: Sequence[int]) -> AnnounceScale:
-        """Return the update that splits each of these segments in two halves."""
-        halves = [
-            half for number in self._by_keys(self._scalable(numbers)) for half in self.segments[number].keys.split()
+    def split(self, numbers: Sequence[int], into: int = 2) -> AnnounceScale:
+        """Return the update that splits each of these segments into equal parts."""
+        parts = [
+            part for number in self._by_keys(self._scalable(numbers)) for part in self.segments[number].keys.split(into)
         ]
-        return AnnounceScale(predecessors=tuple(numbers), ranges=tuple(halves))
+        return AnnounceScale(predecessors=tuple(numbers), ranges=tuple(parts))
+
+    def split_at(self, routing_keys: Collection[str]) -> AnnounceScale:
+        """Return the update that splits the segments of these keys, so that a segment begins at each key."""
+        places: dict[int, set[float]] = {}
+        for key in routing_keys:
+            place = key_position(key)
+            number = self.routes.segment_at(place)
+            if self.segments[number].keys.low == place:
+                raise InvalidArgumentError(
+                    "a segment begins at this key already", stream=self.name, at=key, segment=number
+                )
+            places.setdefault(number, set()).add(place)
+        numbers = self._by_keys(self._scalable(list(places)))
+        parts = [part for number in numbers for part in self.segments[number].keys.split_at(*sorted(places[number]))]
+        return AnnounceScale(predecessors=tuple(numbers), ranges=tuple(parts))
+
+    def reshape(self, ranges: Iterable[KeyRange]) -> AnnounceScale:
+        """Return the update that replaces the segments of these keys by segments of these ranges."""
+        wanted = sorted(ranges, key=lambda each: each.low)
+        for left, right in pairwise(wanted):
+            if left.overlaps(right):
+                raise InvalidArgumentError("two ranges overlap", stream=self.name, ranges=f"{left} and {right}")
+        numbers = [n for n in self.current if any(self.segments[n].keys.overlaps(each) for each in wanted)]
+        self._scalable(numbers)
+        for number in numbers:
+            at, high = self.segments[number].keys.low, self.segments[number].keys.high
+            for each in wanted:
+                if each.low <= at:
+                    at = max(at, each.high)
+            if at < high:
+                raise InvalidArgumentError(
+                    "the ranges leave keys of a segment out; add a range for them",
+                    stream=self.name,
+                    segment=number,
+                    missing_from=at,
+                    keys=str(self.segments[number].keys),
+                )
+        return AnnounceScale(predecessors=tuple(numbers), ranges=tuple(wanted))
 
     def merge(self, numbers: Sequence[int]) -> AnnounceScale:
         """Return the update that merges these segments, which must be neighbours, into one."""

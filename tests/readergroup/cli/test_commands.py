@@ -161,10 +161,13 @@ def test_streams_are_listed_by_scope(orders: Cli) -> None:
 def test_a_stream_is_split_merged_and_sealed(orders: Cli) -> None:
     assert "(2, 3, 1), epoch 1" in orders.ok("stream", "scale", "shop/orders", "--split", "0")
     assert "(2, 4), epoch 2" in orders.ok("stream", "scale", "shop/orders", "--merge", "3,1")
+    assert "(5, 6, 7, 4), epoch 3" in orders.ok("stream", "scale", "shop/orders", "--split", "2", "--into", "3")
+    assert "(5, 6, 7, 8, 9), epoch 4" in orders.ok("stream", "scale", "shop/orders", "--at", "alice")
+    assert "(10, 11), epoch 5" in orders.ok("stream", "scale", "shop/orders", "--ranges", "0-0.1,0.1-1")
     assert "sealed" in orders.ok("stream", "seal", "shop/orders", "--yes")
     info = orders.json("stream", "info", "shop/orders")
     assert isinstance(info, dict)
-    assert info["sealed"] is True and info["epoch"] == 2
+    assert info["sealed"] is True and info["epoch"] == 5
 
 
 def test_a_stream_is_truncated_at_its_tail_and_at_a_cut(orders: Cli) -> None:
@@ -610,8 +613,9 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("stream create", "Missing argument"),
         ("stream create a/b --segments x", "valid integer"),
         ("stream create a/b --nonsense", "No such option"),
-        ("stream scale a/b", "use either --split"),
-        ("stream scale a/b --split 0 --merge 1,2", "use either --split"),
+        ("stream scale a/b", "use one of --split"),
+        ("stream scale a/b --split 0 --merge 1,2", "use one of --split"),
+        ("stream scale shop/orders --ranges 0..1", "ranges must be written like"),
         ("stream scale shop/orders --split x", "segment numbers must be written like"),
         ("stream scale shop/orders --split -1", "segment numbers must be written like"),
         ("stream truncate shop/orders nonsense", "this is not a cut; use JSON"),

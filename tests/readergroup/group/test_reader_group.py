@@ -78,6 +78,24 @@ def test_a_scaled_stream_is_read_in_order_of_keys(world: World, process: Process
     assert world.state.segments.keys() == {"shop/orders/2", "shop/orders/4"}
 
 
+@pytest.mark.stores
+def test_a_stream_of_chosen_ranges_is_read_in_order_of_keys(world: World, process: Process) -> None:
+    reader, other = process.reader("r1"), world.process().reader("r2")
+    world.write(100)
+    world.admin.streams.scale(STREAM, split=[0, 1], into=3)
+    world.write(100, start=100)
+    world.admin.streams.scale(STREAM, at=["k1", "k5"])
+    world.write(100, start=200)
+    world.admin.streams.scale(STREAM, ranges=[(0, 0.45), (0.45, 0.55), (0.55, 1)])  # each of several predecessors
+    world.write(100, start=300)
+    read = read_all(world, reader, other)
+    assert sorted(read, key=int) == [b"%d" % number for number in range(400)]
+    for key in range(8):
+        of_key = [int(event) for event in read if int(event) % 8 == key]
+        assert of_key == sorted(of_key)
+    assert len(world.state.segments) == 3
+
+
 def test_the_successors_of_a_segment_wait_for_the_event_in_hand(world: World, process: Process) -> None:
     """F6: a segment is completed when its last event is processed, not when it was read."""
     world.write(1, keys=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -164,7 +165,21 @@ def test_a_bad_name_is_refused_before_anything_is_written(streams: StreamManager
 def test_a_scale_that_cannot_be_is_refused_before_anything_is_written(streams: StreamManager) -> None:
     streams.create(NAME, scaling=fixed(3))
     before = contents(streams.store)
-    bad: list[dict[str, list[int]]] = [
+    bad: list[dict[str, Any]] = [
+        {"at": []},
+        {"at": [5]},
+        {"at": "x" * 5000},
+        {"at": "x", "split": [0]},
+        {"ranges": []},
+        {"ranges": "0-1"},
+        {"ranges": [(0, 0.2), (0.5, 0.3)]},
+        {"ranges": [(0, float("nan"))]},
+        {"ranges": [0.5]},
+        {"split": [0], "into": 1},
+        {"split": [0], "into": 2.0},
+        {"split": [0], "into": 10_001},
+        {"split": [0, 1], "into": 9_000},
+        {"merge": [0, 1], "into": 3},
         {},
         {"split": [0], "merge": [1, 2]},
         {"split": []},

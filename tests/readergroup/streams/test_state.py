@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from readergroup.errors import StreamExistsError
 from readergroup.streams.config import KeyRange, RetentionPolicy, ScalingPolicy, SegmentId, StreamConfig, StreamCut
+from readergroup.streams.routing import key_position
 from readergroup.streams.state import (
     STREAM_UPDATES,
     AbortTransaction,
@@ -234,6 +236,53 @@ def test_only_neighbours_can_be_merged() -> None:
     with pytest.raises(InvalidArgumentError, match="at least two"):
         state.merge([1])
     assert merge(state, 2, 1).segments[4].keys == KeyRange(low=0.25, high=0.75)
+
+
+@pytest.mark.parametrize("into", [2, 3, 7, 100])
+def test_a_segment_splits_into_equal_parts(into: int) -> None:
+    state = created(3)
+    state = apply(state, state.split([1], into), PublishScale(epoch=1))
+    assert len(state.current) == 2 + into and covers_every_key_once(state, state.current)
+    widths = [state.segments[number].keys.high - state.segments[number].keys.low for number in state.current[1:-1]]
+    assert max(widths) - min(widths) < 1e-12
+
+
+def test_a_segment_begins_at_each_key_that_the_stream_is_split_at() -> None:
+    state = created(2)
+    state = apply(state, state.split_at(["a", "b", "c", "a"]), PublishScale(epoch=1))
+    assert covers_every_key_once(state, state.current)
+    for key in "abc":
+        assert state.segments[state.routes.segment_of(key)].keys.low == key_position(key)
+    with pytest.raises(InvalidArgumentError, match="begins at this key already.*at='b'"):
+        state.split_at(["d", "b"])
+
+
+@given(st.lists(st.floats(0, 1, exclude_min=True, exclude_max=True), max_size=8), st.integers(1, 5))
+def test_any_ranges_take_over_whole_segments(places: list[float], segments: int) -> None:
+    state = created(segments)
+    bounds = [0.0, *sorted(set(places)), 1.0]
+    ranges = [KeyRange(low=low, high=high) for low, high in pairwise(bounds)]
+    after = apply(state, state.reshape(reversed(ranges)), PublishScale(epoch=1))
+    assert [after.segments[number].keys for number in after.current] == ranges
+    for number in after.current:
+        assert set(after.segments[number].predecessors) == {
+            each for each in state.current if state.segments[each].keys.overlaps(after.segments[number].keys)
+        }
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ([(0.0, 0.3), (0.25, 0.5)], r"overlap.*\[0, 0.3\) and \[0.25, 0.5\)"),
+        ([(0.0, 0.3)], r"leave keys.*segment=0 missing_from=0.3"),
+        ([(0.1, 0.5)], r"leave keys.*segment=0 missing_from=0.0"),
+        ([(0.0, 0.2), (0.3, 0.5)], r"leave keys.*segment=0 missing_from=0.2"),
+        ([(0.0, 0.7)], r"leave keys.*segment=1 missing_from=0.7"),
+    ],
+)
+def test_gaps_and_overlaps_of_ranges_are_named(ranges: list[tuple[float, float]], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        created(2).reshape(KeyRange(low=low, high=high) for low, high in ranges)
 
 
 def test_a_sealed_stream_is_not_scaled() -> None:
