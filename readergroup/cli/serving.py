@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: At most this many connections and requests at once. Further ones get 503.
 _MAX_CONNECTIONS: Final = 200
+#: How long the system tries to send to a peer that does not read.
+_UNREAD_SECONDS: Final = 60
 
 
 def serve(
@@ -91,6 +93,9 @@ def _listening(host: str, port: int) -> socket.socket:
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # a connection that is closed while its peer does not read ends too
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _UNREAD_SECONDS)
         listening.bind(address)
         listening.listen(128)
     except OSError as error:

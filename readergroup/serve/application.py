@@ -165,6 +165,8 @@ class WebView:
         )
 
     async def _events(self, request: Request) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type=EventStream.media_type)
         opened = ExitStack()
         try:
             opened.enter_context(self._watches.viewer())

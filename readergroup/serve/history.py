@@ -53,7 +53,6 @@ class GroupHistory:
     _current: dict[SegmentId, Span] = field(default_factory=dict)
     _finished: deque[Span] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
     _curves: dict[SegmentId, deque[int]] = field(default_factory=dict)
-    _curve_at: deque[float] = field(default_factory=lambda: deque(maxlen=CURVE))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def see(self, state: ReaderGroupState, revision: Revision, at: float) -> None:
@@ -67,13 +66,12 @@ class GroupHistory:
             self._count_checkpoints(state, at, is_first=is_first)
             self._draw(state, at)
 
-    def see_lag(self, lag: GroupLag, at: float) -> None:
+    def see_lag(self, lag: GroupLag) -> None:
         """Note a sample of the lag."""
         if len(lag.segments) > MAX_DRAWN_SEGMENTS:
             return
         with self._lock:
-            known = len(self._curve_at)
-            self._curve_at.append(at)
+            known = max(map(len, self._curves.values()), default=0)
             for segment in [each for each in self._curves if each not in lag.segments]:
                 del self._curves[segment]
             for segment, each in lag.segments.items():

@@ -33,7 +33,19 @@ PATIENCE_SECONDS: Final = 5.0
 STATES_SECONDS: Final = 30.0
 MAX_STATES: Final = 200
 #: The kinds of shared states: the first part of their names in the store.
-KINDS: Final = ("state", "map", "set", "config", "counter", "queue", "membership", "election", "lock", "barrier")
+KINDS: Final = (
+    "state",
+    "map",
+    "set",
+    "config",
+    "counter",
+    "queue",
+    "membership",
+    "election",
+    "lock",
+    "semaphore",
+    "barrier",
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -188,7 +200,7 @@ class Sampler:
         at = self._clock.time()
         history = self.history(name)
         history.see(state, revision, at)
-        history.see_lag(lag, at)
+        history.see_lag(lag)
         return GroupSample(name, state, revision, lag, at)
 
     def _outbox_lag(self) -> tuple[int, float] | None:

@@ -11,6 +11,8 @@ from weakref import WeakSet
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from synchronizer import ReaderGroupError
+
 from ..aio.calls import News, wait_until_set
 from .documents import encode, overview
 from .sample import Sample
@@ -21,6 +23,8 @@ from .watching import GroupWatch, Watches
 HEARTBEAT_SECONDS: Final = 15.0
 #: How long a viewer may take to read one event. One that does not read is let go.
 SEND_SECONDS: Final = 30.0
+#: Then a page connects again, so that it has to show a cookie that is still good.
+STREAM_SECONDS: Final = 3_600.0
 
 
 class Live:
@@ -46,8 +50,10 @@ class Live:
         self._sampler.subscribe(news)
         sent: Sample | None = None
         version = number = 0
+        loop = asyncio.get_running_loop()
+        end = loop.time() + STREAM_SECONDS
         with nullcontext() if watch is None else watch.viewed(news):
-            while not self._ended:
+            while not self._ended and loop.time() < end:
                 ring = news.next_ring()
                 sample = self._sampler.look()
                 if sample is not sent and sample.at:
@@ -96,8 +102,10 @@ class EventStream(Response):
         finally:
             for task in (sending, leaving):
                 task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            outcome, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
             self._opened.close()
+        if isinstance(outcome, Exception) and not isinstance(outcome, (OSError, ReaderGroupError)):
+            raise outcome
 
     async def _send(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}

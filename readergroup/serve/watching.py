@@ -156,7 +156,7 @@ class GroupWatch:
         history = self._sampler.history(self.name)
         history.see(state, revision, at)
         if is_due:
-            history.see_lag(lag, at)
+            history.see_lag(lag)
             self._look_at_leases(state)
             done = self._clock.monotonic()
             self._lag_at = done + max(LOOK_SECONDS, (done - now) * (1 / BUSY - 1))
