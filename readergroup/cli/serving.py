@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -108,9 +110,22 @@ def _run(view: WebView, listening: socket.socket) -> None:
     import uvicorn
 
     class Server(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: object) -> None:
-            view.end_streams()  # the server waits for its connections
-            super().handle_exit(sig, frame)  # type: ignore[arg-type]
+        """Ends the live views first: it waits for its connections."""
+
+        _loop: asyncio.AbstractEventLoop | None = None
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            self._loop = asyncio.get_running_loop()
+            await super().startup(sockets)
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            super().handle_exit(sig, frame)  # first: with `should_exit` set, SIGINT means "at once"
+            self.stop()
+
+        def stop(self) -> None:
+            self.should_exit = True
+            if self._loop is not None:  # not here, in a signal handler: the interrupted code may hold a lock
+                self._loop.call_soon_threadsafe(view.end_streams)
 
     config = uvicorn.Config(
         view,
@@ -124,5 +139,6 @@ def _run(view: WebView, listening: socket.socket) -> None:
         limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=3,
     )
-    with ended_by_signal():
-        Server(config).run(sockets=[listening])
+    server = Server(config)
+    with ended_by_signal(server.stop):
+        server.run(sockets=[listening])

@@ -199,11 +199,14 @@ class WebView:
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _groups(self, request: Request) -> Response:
-        return _document(overview(await self._sampler.recent()))
+        sample = await self._sampler.recent()
+        if not sample.at:
+            raise TimeoutError
+        return await self._in_thread(partial(overview, sample))
 
     async def _group(self, request: Request) -> Response:
         found = await self._sampled(request.path_params["group"])
-        return _document(group_document(found, self._sampler.history(found.name), {}))
+        return await self._in_thread(partial(group_document, found, self._sampler.history(found.name), {}))
 
     async def _desired_readers(self, request: Request) -> Response:
         policy = _policy(request)
@@ -229,6 +232,8 @@ class WebView:
     async def _sampled(self, name: str) -> GroupSample:
         sample: Sample = await self._sampler.recent()
         found = sample.groups.get(name)
+        if found is None and name in sample.unreadable:
+            raise ReaderGroupError("the group cannot be read", name=name, error=sample.unreadable[name])
         if found is None and sample.error is None and sample.at:
             raise NotFoundError("there is no reader group of this name", name=name)
         if found is None:
@@ -249,6 +254,10 @@ class WebView:
         _logger.info("changed in the web view: %s: %s", group, done)
         self._watches.note(group, f"changed here: {done}")
         return _document({"done": done})
+
+    async def _in_thread(self, make: Callable[[], object]) -> Response:
+        """Make a document in a thread: one of thousands of segments takes a while."""
+        return Response(await self._call(lambda: encode(make())), media_type="application/json")
 
     async def _call(self, function: Callable[[], R], *, seconds: float = CALL_SECONDS) -> R:
         """Call the store in one of a few threads. Raise `TimeoutError` if it does not answer."""

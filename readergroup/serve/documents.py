@@ -34,6 +34,7 @@ def overview(sample: Sample) -> Document:
         "error": sample.error,
         "groups": [group_summary(each) for each in groups[:MAX_GROUPS]],
         "groups_left_out": max(0, len(groups) - MAX_GROUPS),
+        "unreadable": [{"group": name, "error": error} for name, error in list(sample.unreadable.items())[:MAX_ROWS]],
         "states": [{"name": name, "bytes": size} for name, size in sample.states.items()],
         "states_left_out": sample.states_left_out,
     }

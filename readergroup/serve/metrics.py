@@ -54,6 +54,7 @@ class StoreMetrics(Collector):
         samples = CounterMetricFamily("readergroup_samples", "Samples taken by this process.")
         samples.add_metric((), self._sampler.samples)
         yield samples
+        yield _gauge("readergroup_unreadable_groups", "Groups that cannot be read.", len(sample.unreadable))
         errors = CounterMetricFamily(
             "readergroup_store_errors", "Failed reads of the store, by error.", labels=("kind",)
         )

@@ -30,6 +30,8 @@ class Sample:
     """All groups of the store, read one after the other."""
 
     groups: Mapping[str, GroupSample] = field(default_factory=dict)
+    #: Groups that cannot be read while the store answers, and why.
+    unreadable: Mapping[str, str] = field(default_factory=dict)
     #: The names of shared states, and how many bytes their logs hold.
     states: Mapping[str, int] = field(default_factory=dict)
     #: How many shared states are not in `states`, because there are too many.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -68,17 +69,25 @@ class Sampler:
         self._looked_at = float("-inf")
         self._states_at = float("-inf")
         self._closed = False
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._histories: dict[str, GroupHistory] = {}
         self._news: WeakSet[News] = WeakSet()
         self._keeper = Keeper(
-            self._step, name="sampler of the web view", clock=self._clock, logger=_logger, on_end=self._end
+            self._step,
+            name="sampler of the web view",
+            clock=self._clock,
+            logger=_logger,
+            on_end=self._end,
+            max_pause_seconds=interval_seconds,
         )
 
     # ------------------------------------------------------------------ for those who look
 
     def look(self) -> Sample:
         """Return the newest sample, and keep sampling for a while."""
+        if os.getpid() != self._process_id:
+            raise ClosedError("the web view belongs to the parent process; make a client and a view in each worker")
         self._looked_at = self._clock.monotonic()
         if not self._closed:
             self._keeper.start()
@@ -146,14 +155,22 @@ class Sampler:
         began = self._clock.monotonic()
         before, error = self.sample, None
         groups: dict[str, GroupSample] = {}
+        unreadable: dict[str, str] = {}
         states, left_out = before.states, before.states_left_out
         try:
-            for name in list(self.client.groups.list()):
+            for name in self._names():
                 if self._closed:
                     return
-                found = self._group(name, before.groups.get(name))
-                if found is not None:
-                    groups[name] = found
+                try:
+                    groups[name] = self._group(name)
+                except NotFoundError:  # deleted meanwhile
+                    continue
+                except ReaderGroupError as failed:
+                    if failed.retryable or isinstance(failed, ClosedError):
+                        raise  # the store is away: do not wait for it once per group
+                    unreadable[name] = self.count(failed)
+                    if name in before.groups:
+                        groups[name] = replace(before.groups[name], error=unreadable[name])
             if began >= self._states_at:
                 states, left_out = self._list_states()
                 self._states_at = began + STATES_SECONDS
@@ -170,6 +187,7 @@ class Sampler:
         now = self._clock.monotonic()
         sample = Sample(
             groups=groups,
+            unreadable=unreadable,
             states=states,
             states_left_out=left_out,
             outbox=self._outbox_lag(),
@@ -183,20 +201,19 @@ class Sampler:
         self.sample = sample
         self._ring()
 
-    def _group(self, name: str, before: GroupSample | None) -> GroupSample | None:
+    def _names(self) -> Sequence[str]:
         try:
-            group = self.client.groups.get(name)
-            lag = group.lag()
-            state, revision = group.synchronizer.snapshot_of_state
-        except ClosedError:
-            raise
-        except NotFoundError:  # deleted meanwhile
-            return None
+            return list(self.client.groups.list())
         except ReaderGroupError as error:
-            if error.retryable:  # the store is away: do not wait for it once per group
+            if error.retryable or isinstance(error, ClosedError):
                 raise
-            text = self.count(error)
-            return None if before is None else replace(before, error=text)
+            # A group that cannot be read hides no other one.
+            return [log.removeprefix("group/") for log in self.client.store.list("group/")]
+
+    def _group(self, name: str) -> GroupSample:
+        group = self.client.groups.get(name)
+        lag = group.lag()
+        state, revision = group.synchronizer.snapshot_of_state
         at = self._clock.time()
         history = self.history(name)
         history.see(state, revision, at)

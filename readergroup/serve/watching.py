@@ -89,6 +89,7 @@ class GroupWatch:
             logger=_logger,
             wait=self._wait,
             on_end=self._end,
+            max_pause_seconds=LOOK_SECONDS,
         )
 
     @contextmanager

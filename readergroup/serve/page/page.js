@@ -190,6 +190,9 @@ function showOverview(found) {
   }, (row, each) => cells(row, null, whole.format(each.lag.events), one.format(each.lag.seconds),
     whole.format(each.number_of_readers), whole.format(each.number_of_segments)));
   say("groups-more", `and ${count(found.groups_left_out, "more group")}`, found.groups_left_out > 0);
+  const unreadable = byId("groups-unreadable");
+  unreadable.hidden = found.unreadable.length === 0;
+  unreadable.replaceChildren(...found.unreadable.map((each) => element("li", {}, `${each.group} cannot be read: ${each.error}`)));
   byId("states-section").hidden = found.states.length === 0;
   fill("states", found.states, (each) => each.name, () => rowOf("number"),
     (row, each) => cells(row, each.name, size(each.bytes)));

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
 import readergroup as rg
 from readergroup.serve.application import app
@@ -121,8 +122,6 @@ def test_the_desired_readers_follow_the_policy_in_the_address(store_url: str) ->
 def test_any_number_of_policies_is_remembered_in_bounded_space(store_url: str) -> None:
     with filled(store_url) as client:
         view = app(client)
-        from starlette.testclient import TestClient
-
         with TestClient(view, base_url=LOCAL) as browser:
             for number in range(300):
                 browser.get(f"/groups/{GROUP}/desired-readers?max_readers={number + 1}")
@@ -166,8 +165,6 @@ def test_nobody_looks_and_the_store_is_left_alone(store_url: str) -> None:
 def test_many_requests_share_one_sample(store_url: str) -> None:
     with filled(store_url) as client:
         view = app(client, sample_interval_seconds=60)
-        from starlette.testclient import TestClient
-
         with TestClient(view, base_url=LOCAL) as browser:
             for _ in range(50):
                 browser.get("/metrics")
@@ -225,3 +222,25 @@ def test_json_is_json(store_url: str) -> None:
         client.groups.create("other", streams=[STREAM], max_processing_seconds=None)
         text = browser.get("/groups/other").text
         json.loads(text, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_a_group_that_cannot_be_read_hides_no_other_one(store_url: str) -> None:
+    with filled(store_url) as client, viewed(client) as browser:
+        client.store.create("group/damaged")
+        client.store.append("group/damaged", b"no entry")
+        answer = browser.get("/groups").json()
+        assert answer["error"] is None
+        assert [each["group"] for each in answer["groups"]] == [GROUP]
+        assert [each["group"] for each in answer["unreadable"]] == ["damaged"]
+        refused = browser.get("/groups/damaged")
+        assert (refused.status_code, "cannot be read" in refused.json()["error"]) == (500, True)
+        found = values(browser.get("/metrics").text)
+        assert (found["readergroup_store_up", ()], found["readergroup_unreadable_groups", ()]) == (1, 1)
+
+
+def test_in_a_forked_worker_the_view_says_what_to_do(store_url: str) -> None:
+    with filled(store_url) as client:
+        view = app(client)
+        view._sampler._process_id = 0
+        answer = TestClient(view, base_url=LOCAL).get("/groups")
+        assert answer.status_code == 503 and "in each worker" in answer.json()["error"]

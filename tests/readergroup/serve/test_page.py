@@ -137,6 +137,7 @@ def test_whatever_a_store_holds_is_shown_as_text(url: str, browser: Any) -> None
             "groups_left_out": 0,
             "states": [{"name": EVIL, "bytes": 1}],
             "states_left_out": 0,
+            "unreadable": [{"group": EVIL, "error": EVIL}],
         }
         events = {"overview": {**overview, "error": EVIL}, "group": group, "notice": {"at": 1.0, "text": EVIL}}
         body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events.items())
