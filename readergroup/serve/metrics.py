@@ -56,7 +56,7 @@ class StoreMetrics(Collector):
         yield samples
         yield _gauge("readergroup_unreadable_groups", "Groups that cannot be read.", len(sample.unreadable))
         errors = CounterMetricFamily(
-            "readergroup_store_errors", "Failed reads of the store, by error.", labels=("kind",)
+            "readergroup_sample_errors", "Failed reads of the store, by error.", labels=("kind",)
         )
         for kind, count in sorted(self._sampler.errors_by_kind().items()):
             errors.add_metric((kind,), count)

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 import readergroup as rg
 from readergroup.serve.application import app
 from readergroup.serve.sampler import Sampler
+from readergroup.telemetry import PrometheusCollector
 from synchronizer import open_store
 from synchronizer.testing import FailingStore
 from tests.readergroup.serve.serving import GROUP, LOCAL, STREAM, filled, viewed
@@ -88,7 +89,12 @@ def test_metrics_of_the_application_can_be_joined(store_url: str) -> None:
     registry = CollectorRegistry()
     Counter("shop_orders", "Orders.", registry=registry).inc(7)
     with filled(store_url) as client, viewed(client, registry=registry) as browser:
-        found = values(browser.get("/metrics").text)
+        registry.register(PrometheusCollector(client))
+        text = browser.get("/metrics").text
+        families = [family.name for family in text_string_to_metric_families(text)]
+        assert sorted(families) == sorted(set(families)), "a name of both"
+        found = values(text)
+        assert found["readergroup_events_written_total", (STREAM,)] == 100
         assert found["shop_orders_total", ()] == 7
         assert found["readergroup_store_up", ()] == 1
 
@@ -143,7 +149,7 @@ def test_probes_and_samples_tell_of_a_store_that_is_away() -> None:
             until(lambda: values(browser.get("/metrics").text)["readergroup_store_up", ()] == 0)
             found = values(browser.get("/metrics").text)
             assert ("readergroup_group_lag_events", (GROUP,)) not in found
-            assert found["readergroup_store_errors_total", ("StoreUnavailableError",)] >= 1
+            assert found["readergroup_sample_errors_total", ("StoreUnavailableError",)] >= 1
             assert browser.get(f"/groups/{GROUP}/desired-readers").status_code == 503
             assert browser.get("/groups").json()["groups"][0]["error"]
 
