@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from .screen import say
 from .session import Failed, WrongUsage, ended_by_signal, session
 
-if TYPE_CHECKING:
-    from ..serve.application import WebView
-
-#: At most this many connections and requests at once. Further ones get 503.
-_MAX_CONNECTIONS: Final = 200
 #: How long the system tries to send to a peer that does not read.
 _UNREAD_SECONDS: Final = 60
 
@@ -64,7 +57,7 @@ def serve(
     from ..serve.application import app
 
     try:
-        import uvicorn  # noqa: F401
+        from ..serve.server import Server
     except ImportError as error:
         from synchronizer.extras import install_hint
 
@@ -79,7 +72,9 @@ def serve(
         )
         name = f"[{host}]" if ":" in host else host
         say(f"http://{name}:{listening.getsockname()[1]}/{' (changes are allowed)' if allow_writes else ''}")
-        _run(view, listening)
+        server = Server(view)
+        with ended_by_signal(server.stop):
+            server.run(sockets=[listening])
 
 
 def _is_loopback(host: str) -> bool:
@@ -104,41 +99,3 @@ def _listening(host: str, port: int) -> socket.socket:
         listening.close()
         raise Failed(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
     return listening
-
-
-def _run(view: WebView, listening: socket.socket) -> None:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        """Ends the live views first: it waits for its connections."""
-
-        _loop: asyncio.AbstractEventLoop | None = None
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            self._loop = asyncio.get_running_loop()
-            await super().startup(sockets)
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            super().handle_exit(sig, frame)  # first: with `should_exit` set, SIGINT means "at once"
-            self.stop()
-
-        def stop(self) -> None:
-            self.should_exit = True
-            if self._loop is not None:  # not here, in a signal handler: the interrupted code may hold a lock
-                self._loop.call_soon_threadsafe(view.end_streams)
-
-    config = uvicorn.Config(
-        view,
-        log_config=None,
-        log_level="warning",
-        access_log=False,  # addresses belong to users, and headers may hold the token
-        http="h11",
-        ws="none",
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=_MAX_CONNECTIONS,
-        timeout_graceful_shutdown=3,
-    )
-    server = Server(config)
-    with ended_by_signal(server.stop):
-        server.run(sockets=[listening])
