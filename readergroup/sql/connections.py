@@ -35,7 +35,10 @@ class Connection:
         raise NotImplementedError
 
     def begin(self) -> Awaitable[None] | None:
-        """Begin a transaction. Raise `InvalidArgumentError` if the connection has one, or commits each statement."""
+        """Begin a transaction. Raise `InvalidArgumentError` if the connection has one, or commits each statement.
+
+        Raise another error if the connection was lost.
+        """
         raise NotImplementedError
 
     def commit(self) -> Awaitable[None] | None:
@@ -280,7 +283,9 @@ def autocommit() -> InvalidArgumentError:
 
 
 def _check_begins(native: Any) -> None:
-    """Raise `InvalidArgumentError` if a driver's connection cannot begin a transaction."""
+    """Raise an error if a driver's connection cannot begin a transaction."""
+    if getattr(native, "closed", False):
+        raise ConnectionError("the connection to the database was lost")
     if getattr(native, "autocommit", False) is True:
         raise autocommit()
     if has_transaction(native):
