@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from synchronizer import SegmentStore, TruncatedError
 from synchronizer.clock import Clock
@@ -25,6 +25,15 @@ _LOOK_AT_IDLE_SECONDS: Final = 0.02
 _MAX_READ_BYTES: Final = 64 * 1024 * 1024
 
 
+class Claimed(NamedTuple):
+    """What the application has stored of a segment."""
+
+    #: It has all events before this offset.
+    position: int
+    #: The offsets of those that it has beyond.
+    beyond: frozenset[int] = frozenset()
+
+
 class AssignedSegment(Generic[T]):
     """A segment under one assignment. It belongs to the reading thread; other threads may read ``position``."""
 
@@ -39,13 +48,14 @@ class AssignedSegment(Generic[T]):
         serializer: Serializer[T],
         *,
         group: str = "",
-        stored: int | None = None,
+        stored: Claimed | None = None,
     ) -> None:
-        """``offset`` is the group's position, and ``stored``, if the application knows more, where it continues."""
+        """``offset`` is the group's position, and ``stored`` what the application has, if it says so."""
         self.segment = segment
         self.data_segment = data_segment(segment, incarnation)
         self.token = token
-        start = offset if stored is None else max(offset, stored)
+        start = offset if stored is None else max(offset, stored.position)
+        self._stored_beyond = frozenset() if stored is None else stored.beyond
         #: The offset before which all events are processed: the next owner would start here.
         self.processed = start
         #: The offset before which all events were handed out.
@@ -94,6 +104,11 @@ class AssignedSegment(Generic[T]):
         slices = self.take_slices(max_events, max_bytes)
         if not slices:
             return None
+        if self._stored_beyond:  # a batch is stored as a whole, or nothing of it
+            offsets = [offset for each in slices for offset in each.block.offsets[each.start : each.stop]]
+            are_stored = [offset in self._stored_beyond for offset in offsets]
+            self.put_back(slices)
+            slices = self.take_slices([*are_stored, not are_stored[0]].index(not are_stored[0]))
         return EventBatch(slices, self.segment, self._incarnation, self.token, self._serializer, group=self._group)
 
     def take_slices(self, max_events: int, max_bytes: int | None = None) -> list[BlockSlice]:

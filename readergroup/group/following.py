@@ -11,7 +11,7 @@ from synchronizer.callables import checked
 from ..errors import ReaderNotInGroupError, SinkBehindError
 from ..streams.config import SegmentId, data_segment, stream_of
 from ..streams.serializers import Serializer
-from .assigned_segments import AssignedSegment, AssignedSegments
+from .assigned_segments import AssignedSegment, AssignedSegments, Claimed
 from .member import GroupMember
 from .model.checkpoint import CheckpointState
 from .model.positions import Positions, SegmentPosition
@@ -31,8 +31,8 @@ class Claims(Protocol):
     #: Whether it has stored all that the group has processed, so that less than that is an error.
     knows_all: bool
 
-    def claim(self, group: str, segment: SegmentId, incarnation: str, token: int, offset: int) -> int:
-        """Take the segment over from former owners, and return the stored position.
+    def claim(self, group: str, segment: SegmentId, incarnation: str, token: int, offset: int) -> Claimed:
+        """Take the segment over from former owners, and return what is stored.
 
         ``offset`` is the group's position. Raise `ReaderNotInGroupError` if a newer owner has the segment, and
         `StoreUnavailableError` to be called again.
@@ -218,13 +218,13 @@ class GroupFollower(Generic[T]):
             number = len(taken_over)
             self._updater.counters.segments_acquired += number
 
-    def _claim(self, segment: SegmentId, incarnation: str, found: SegmentState) -> int | None:
-        """Return where the application continues in the segment, if it stores that."""
+    def _claim(self, segment: SegmentId, incarnation: str, found: SegmentState) -> Claimed | None:
+        """Return what the application has stored of the segment, if it says so."""
         if self._claims is None:
             return None
         with self._member.in_callback():
             stored = self._claims.claim(self._group, segment, incarnation, cast(int, found.token), found.offset)
-        if stored < found.offset and self._claims.knows_all:
+        if stored.position < found.offset and self._claims.knows_all:
             name = data_segment(segment, incarnation)
             if self._synchronizer.store.info(name).start_offset < found.offset:  # else that was truncated
                 raise SinkBehindError(
@@ -232,7 +232,7 @@ class GroupFollower(Generic[T]):
                     "backup, or events were handled without the sink; continue with sink.reset(group, to=...)",
                     group=self._group,
                     segment=segment,
-                    stored=stored,
+                    stored=stored.position,
                     processed=found.offset,
                 )
         return stored

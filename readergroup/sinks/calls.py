@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from synchronizer import StoreUnavailableError
 
 from ..errors import EventStoredError
+from ..group.assigned_segments import Claimed
 from ..sql.drivers import Dialect
 from ..sql.errors import is_passing
 from ..sql.scripts import Script, now
@@ -53,7 +54,7 @@ class SinkCalls:
         else:
             sink.check_asynchronous()
 
-    def claim(self, group: str, segment: SegmentId, incarnation: str, token: int, offset: int) -> int:
+    def claim(self, group: str, segment: SegmentId, incarnation: str, token: int, offset: int) -> Claimed:
         """See `Claims`."""
         self._sink.counters[group] = self._counters
         place = Place(group, segment, incarnation)

@@ -19,6 +19,7 @@ from synchronizer import InvalidArgumentError, StoreUnavailableError
 from synchronizer.arguments import check_type
 
 from ..errors import ReaderNotInGroupError
+from ..group.assigned_segments import Claimed
 from ..sql.drivers import Dialect
 from ..sql.scripts import Script, Statement
 from .place import Place
@@ -115,8 +116,8 @@ class Tables:
             numbers.append(found.rows[0][0])
         return len({*numbers}) == 1
 
-    def claim(self, dialect: Dialect, place: Place, token: int, offset: int, lock_timeout_ms: int) -> Script[int]:
-        """Take the segment over from former owners, whose transactions end first; return the stored position."""
+    def claim(self, dialect: Dialect, place: Place, token: int, offset: int, lock_timeout_ms: int) -> Script[Claimed]:
+        """Take the segment over from former owners, whose transactions end first; return what is stored of it."""
         if dialect == "postgresql":
             yield Statement("SELECT set_config('lock_timeout', :value, true)", {"value": f"{lock_timeout_ms}ms"})
         row = yield from self._lock(dialect, place, "UPDATE")
@@ -130,7 +131,8 @@ class Tables:
                 f"UPDATE {self.progress} SET fencing_token = :token WHERE {_KEY}", {**place.key, "token": token}
             )
         yield self._delete_finished(place, row.position)
-        return row.position
+        found = yield Statement(f"SELECT event_offset FROM {self.finished} WHERE {_KEY}", place.key)
+        return Claimed(row.position, frozenset(offset for (offset,) in found.rows))
 
     def begin(
         self,

@@ -14,6 +14,7 @@ from synchronizer import InvalidArgumentError, ReaderGroupError
 from synchronizer.arguments import check_duration, check_type
 
 from ..errors import EventStoredError
+from ..group.assigned_segments import Claimed
 from ..sql.connections import Connection, autocommit, run
 from ..sql.databases import open_database
 from ..sql.drivers import Dialect
@@ -163,8 +164,8 @@ class SqlSink:
 
     # ------------------------------------------------------------------ for readers and pools
 
-    def claiming(self, dialect: Dialect, place: Place, token: int, offset: int) -> Script[int]:
-        """Take the segment over from former owners, and return the stored position."""
+    def claiming(self, dialect: Dialect, place: Place, token: int, offset: int) -> Script[Claimed]:
+        """Take the segment over from former owners, and return what is stored of it."""
         yield from self.prepared(dialect)
         return (yield from in_transaction(self.tables.claim(dialect, place, token, offset, _LOCK_TIMEOUT_MS)))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
+import psycopg
 import pytest
 
 import readergroup as rg
@@ -98,6 +100,56 @@ def test_a_pool_that_ends_and_forgets_its_position_repeats_no_effect(
     group.pool(handle, sink=SqlSink(database.given()), concurrency=9 - concurrency).run()
     database.check(expected)
     assert stored.isdisjoint(again)
+
+
+@pytest.mark.parametrize("database", FEW, indirect=True)
+def test_a_loop_over_batches_follows_a_pool_that_stored_events_out_of_order(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    expected = write(client, 20, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        if event.raw == b"k0:3":
+            raise ZeroDivisionError
+        database.store(connection, event)
+        if event.raw == b"k1:8":
+            pool.stop()
+
+    retry = rg.RetryPolicy(attempts=1_000_000, first_delay_seconds=0.01, max_delay_seconds=0.01)
+    pool = group.pool(handle, sink=SqlSink(database.given()), concurrency=4, retry=retry)
+    pool.run()
+    assert len(database.effects()["k0"]) < len(database.effects()["k1"])
+    sink = SqlSink(database.given())
+    with group.reader(sink=sink) as reader:
+        for batch in reader.batches(7):
+            with suppress(rg.EventStoredError), sink.transaction(batch) as connection:
+                for event in batch:
+                    database.store(connection, event)
+    sink.close()
+    database.check(expected)
+
+
+class _LostConnection(psycopg.Connection[Any]):
+    """The first of them is lost when the sink has found no tables."""
+
+    losses = iter([True])
+
+    def rollback(self) -> None:
+        if next(self.losses, False):
+            self.close()
+        super().rollback()
+
+
+@pytest.mark.parametrize("database", ["psycopg-function"], indirect=True)
+def test_a_connection_that_is_lost_before_the_tables_are_created_is_replaced(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    expected = write(client, 2)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(lambda: _LostConnection.connect(database.url))
+    group.pool(lambda event, connection: database.store(connection, event), sink=sink).run()
+    database.check(expected)
 
 
 @pytest.mark.parametrize("database", FEW, indirect=True)
