@@ -28,8 +28,7 @@ def test_the_books_balance_whatever_is_killed(
     assert "the books balance: True" in done.stdout
     assert (found := re.search(r"(\d+) orders, (\d+) invoices, (\d+) events; (\d+) kills", done.stdout)), done.stdout
     orders, invoices, events, kills = map(int, found.groups())
-    assert orders == invoices == events > 20
-    assert kills >= 3
+    assert orders == invoices == events > kills >= 6
     assert (tmp_path / "shop.png").stat().st_size > 10_000
 
 

@@ -18,13 +18,17 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import mkdtemp
 
+from sqlalchemy import Engine, func, select
+
 from . import ledger
 from .picture import Life, draw
-from .shop import INVOICES, ORDERS, Shop, invoice_orders, place_orders, prepare, relay_events
+from .shop import INVOICES, ORDERS, Shop, invoice_orders, orders, place_orders, prepare, relay_events
 
 #: What the processes do, and how many do it.
 JOBS = (("application", place_orders, 2), ("relay", relay_events, 2), ("invoicing", invoice_orders, 3))
 PEACE_SECONDS = (0.2, 1.0)
+#: On a slow machine the shop stays open for longer.
+FEWEST_KILLS = 6
 LONG_SECONDS = 120.0
 
 # Processes are forked by one that has imported everything, so that one that was killed is soon replaced.
@@ -73,17 +77,17 @@ def run(shop: Shop, seconds: float) -> Sequence[Life]:
     workers = {
         job: [Worker(f"{job} {number}", work, shop) for number in range(1, count + 1)] for job, work, count in JOBS
     }
-    for job in itertools.cycle(workers):
-        time.sleep(random.uniform(*PEACE_SECONDS))
-        if time.monotonic() > end:
-            break
-        victim = random.choice(workers[job])
-        print("kill -9", victim.name, flush=True)
-        victim.kill()
-        victim.start()
-    for worker in workers["application"]:
-        worker.end()
-    with shop.open() as (client, _, outbox):
+    with shop.open() as (client, engine, outbox):
+        for kills, job in enumerate(itertools.cycle(workers)):
+            leave_in_peace(engine)
+            if kills >= FEWEST_KILLS and time.monotonic() > end:
+                break
+            victim = random.choice(workers[job])
+            print("kill -9", victim.name, flush=True)
+            victim.kill()
+            victim.start()
+        for worker in workers["application"]:
+            worker.end()
         until(lambda: ORDERS not in outbox.lag().streams)
         client.streams.seal(ORDERS)
         for worker in workers["invoicing"]:
@@ -92,6 +96,18 @@ def run(shop: Shop, seconds: float) -> Sequence[Life]:
     for worker in workers["relay"]:
         worker.end()
     return [life for each in workers.values() for worker in each for life in worker.lives]
+
+
+def leave_in_peace(engine: Engine) -> None:
+    """Wait for a random time, and until there is another order."""
+    before = count_orders(engine)
+    time.sleep(random.uniform(*PEACE_SECONDS))
+    until(lambda: count_orders(engine) > before)
+
+
+def count_orders(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(orders)) or 0
 
 
 def until(condition: Callable[[], bool]) -> None:
