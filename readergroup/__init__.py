@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .batch.client import BatchClient
     from .batch.ranges import SegmentRange
     from .client import Client, connect
+    from .dead_letters.letters import REPLAYED_FROM, DeadLetters, StoredDeadLetter
     from .errors import (
         CheckpointCancelledError,
         CheckpointFailedError,
@@ -137,6 +138,7 @@ __all__ = [
     "CorruptStoreError",
     "DeadEvent",
     "DeadLetter",
+    "DeadLetters",
     "DeadlineExceededError",
     "Distribution",
     "EndOfDataError",
@@ -239,6 +241,8 @@ __all__ = [
     "WorkerError",
     "background_errors",
     "connect",
+    "REPLAYED_FROM",
+    "StoredDeadLetter",
 ]
 
 
@@ -246,6 +250,7 @@ _MODULES = {
     ".batch.client": "BatchClient",
     ".batch.ranges": "SegmentRange",
     ".client": "Client connect",
+    ".dead_letters.letters": "DeadLetters REPLAYED_FROM StoredDeadLetter",
     ".errors": (
         "CheckpointCancelledError CheckpointFailedError CheckpointTimeoutError CorruptDataError EndOfDataError "
         "EventStoredError "

@@ -29,6 +29,7 @@ from .streams.serializers import Serializer, serializer_or_bytes
 from .streams.writing.writer import EventWriter
 
 if TYPE_CHECKING:
+    from .dead_letters.letters import DeadLetters
     from .telemetry.snapshot import Telemetry
 
 M = TypeVar("M", bound=BaseModel)
@@ -196,6 +197,23 @@ class Client:
             SealedError: The stream is sealed and takes no events.
         """
         return EventWriter(self.streams, stream, serializer=serializer_or_bytes(serializer), timeout=timeout)
+
+    def dead_letters(self, stream: str) -> DeadLetters:
+        """Return the dead letters in the stream, which pools with ``RetryPolicy(dead_letters=stream)`` have written.
+
+        Args:
+            stream: The stream of dead letters, ``scope/name``. A missing one raises at the first use.
+        """
+        with loading():
+            from .dead_letters.letters import DeadLetters
+            from .dead_letters.statuses import LETTER_UPDATES, LetterStatuses
+
+        def statuses() -> StateSynchronizer[LetterStatuses]:
+            name, initial = f"dead-letter-status/{stream}", LetterStatuses()
+            options = self._state_options
+            return self._keep(StateSynchronizer(self.store, name, initial=initial, updates=LETTER_UPDATES, **options))
+
+        return DeadLetters(stream, self.streams, self.batch, self.lock, statuses)
 
     def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:
         """Return the shared state ``name``; store ``initial`` if it has no value yet.

@@ -62,7 +62,7 @@ WRONG = (5, 0, object(), b"\xff", "a b\n", "", [5], [], {5: 5}, None, BaseModel)
 NOT_CALLED_BY_APPLICATIONS = (
     synchronizer.DeadEvent, synchronizer.HandlingLatency, synchronizer.Guarantees, synchronizer.ManualClock,
     synchronizer.SystemClock, synchronizer.SegmentStore,
-    rg.StagedPart, rg.LagSample, rg.Notification,
+    rg.StagedPart, rg.LagSample, rg.Notification, rg.StoredDeadLetter,
 )  # fmt: skip
 #: Applications get them from others.
 NOT_MADE = (rg.Reader, rg.NotificationRecord, rg.Transaction)
@@ -70,7 +70,7 @@ NOT_MADE = (rg.Reader, rg.NotificationRecord, rg.Transaction)
 NOT_TYPED: Mapping[str, frozenset[str]] = {
     "our own code makes it, and hands it to applications": frozenset({
         "Autoscaling", "BatchClient", "Deadline", "Event", "EventBatch", "EventWriter", "HeldLock",
-        "NotificationRecording", "OutboxRelay", "ReaderGroup", "ReaderPool", "Staging", "Subscription",
+        "DeadLetters", "NotificationRecording", "OutboxRelay", "ReaderGroup", "ReaderPool", "Staging", "Subscription",
         "TransitionFeed",
     }),
     "our own code calls it": frozenset({
@@ -179,6 +179,7 @@ class World:
                 client.streams,
                 client.groups,
                 client.batch,
+                client.dead_letters(STREAM),
                 client.writer(STREAM),
                 client.barrier("barrier", 2),
                 client.counter("counter"),

@@ -53,6 +53,7 @@ Call = Callable[..., Any]
 INSIDE: Final = {
     "EventBatch.__init__(serializer)",
     "LeaderElection.on_news(listener)",
+    "DeadLetters.__init__(open_statuses)",
     "OutboxRelay.__init__(connect)",
     "PollingNotifier.unregister_listener(listener)",
     "Reader.__init__(on_close)",

@@ -17,6 +17,7 @@ import msgpack
 import pytest
 from pydantic import BaseModel
 
+from readergroup.dead_letters.statuses import LETTER_UPDATES, LetterStatuses
 from readergroup.group.model.state import ReaderGroupState
 from readergroup.group.model.updates import UPDATES
 from readergroup.outbox.state import OUTBOX_UPDATES, OutboxState
@@ -34,6 +35,7 @@ from tests.places import PACKAGES, ROOT, WIRE, product_files
 STATES: Final[Mapping[tuple[str, ...], StateCodec[Any]]] = {
     ("group",): StateCodec(ReaderGroupState, UPDATES),
     ("stream",): StateCodec(StreamState, STREAM_UPDATES),
+    ("dead-letters",): StateCodec(LetterStatuses, LETTER_UPDATES),
     ("outbox",): StateCodec(OutboxState, OUTBOX_UPDATES),
     ("members", "semaphore", "barrier"): StateCodec(Members, MEMBERS_UPDATES),
     ("shared-map",): StateCodec(MapState, tuple(MAP_UPDATES)),

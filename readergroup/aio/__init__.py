@@ -12,13 +12,14 @@ from .pool import ReaderPool
 from .queues import EventProcessor, EventQueue
 from .reader import Reader
 from .state import SharedConfig, SharedCounter, SharedMap, SharedSet, StateSynchronizer
-from .streams import BatchClient, StreamManager
+from .streams import BatchClient, DeadLetters, StreamManager
 from .writer import EventWriter, Transaction
 
 __all__ = [
     "Barrier",
     "BatchClient",
     "Client",
+    "DeadLetters",
     "EventProcessor",
     "EventQueue",
     "EventWriter",

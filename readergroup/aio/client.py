@@ -31,7 +31,7 @@ from .groups import ReaderGroupManager
 from .listeners import on_loop
 from .queues import EventProcessor, EventQueue
 from .state import SharedConfig, SharedCounter, SharedMap, SharedSet, StateSynchronizer
-from .streams import BatchClient, StreamManager
+from .streams import BatchClient, DeadLetters, StreamManager
 from .writer import EventWriter
 
 if TYPE_CHECKING:
@@ -169,6 +169,10 @@ class Client:
         streams = self._sync.streams
         open = partial(SyncWriter, streams, stream, serializer=serializer_or_bytes(serializer), timeout=timeout)
         return self._opening(open, EventWriter)
+
+    def dead_letters(self, stream: str) -> DeadLetters:
+        """Return the dead letters in the stream, which pools have written. See `Client.dead_letters`."""
+        return DeadLetters(self._sync.dead_letters(stream), self._calls)
 
     # ------------------------------------------------------------------ shared state
 

@@ -8,10 +8,11 @@ from typing import Any, TypeVar, overload
 from ..batch.client import BatchClient as SyncBatchClient
 from ..batch.ranges import SegmentRange
 from ..batch.reading import MAX_EVENTS
+from ..dead_letters.letters import DeadLetters as SyncDeadLetters
 from ..streams.event import Event, EventBatch
 from ..streams.manager import StreamManager as SyncStreamManager
 from ..streams.serializers import Serializer
-from .facade import Facade, Items, awaited, iterated
+from .facade import Facade, Items, Plain, awaited, iterated
 
 T = TypeVar("T")
 
@@ -32,6 +33,16 @@ class StreamManager(Facade[SyncStreamManager]):
     exists = awaited(SyncStreamManager.exists)
     list = iterated(SyncStreamManager.list)
     describe_all = iterated(SyncStreamManager.describe_all)
+
+
+class DeadLetters(Facade[SyncDeadLetters]):
+    """The dead letters in one stream: lists, replays and discards them."""
+
+    stream = Plain(lambda letters: str(letters.stream))
+    list = iterated(SyncDeadLetters.list)
+    show = awaited(SyncDeadLetters.show)
+    replay = awaited(SyncDeadLetters.replay, waits=True)
+    discard = awaited(SyncDeadLetters.discard, waits=True)
 
 
 class BatchClient(Facade[SyncBatchClient]):

@@ -11,6 +11,7 @@ from synchronizer import ReaderGroupError
 
 from . import (
     config,
+    dead_letters,
     demo,
     doctor,
     groups,
@@ -45,6 +46,7 @@ app.add_typer(groups.commands, name="group")
 app.add_typer(config.commands, name="config")
 app.add_typer(sinks.commands, name="sink")
 app.add_typer(outbox.commands, name="outbox")
+app.add_typer(dead_letters.commands, name="dead-letters")
 app.command()(writing.write)
 app.command()(reading.read)
 app.command()(watching.watch)

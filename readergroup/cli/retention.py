@@ -65,15 +65,15 @@ def policy_of(
     if consumed_by not in (None, "subscribers"):
         raise WrongUsage(f"--retention-consumed-by takes 'subscribers', not {consumed_by!r}")
     return rg.RetentionPolicy(
-        max_age=None if max_age is None else _age("--retention-max-age", max_age),
+        max_age=None if max_age is None else age("--retention-max-age", max_age),
         max_bytes=None if max_bytes is None else parsed_size("--retention-max-bytes", max_bytes),
-        min_age=None if min_age is None else _age("--retention-min-age", min_age),
+        min_age=None if min_age is None else age("--retention-min-age", min_age),
         min_bytes=None if min_bytes is None else parsed_size("--retention-min-bytes", min_bytes),
         consumed_by="subscribers" if consumed_by is not None else None,
     )
 
 
-def _age(option: str, text: str) -> timedelta:
+def age(option: str, text: str) -> timedelta:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*([smhdw])", text.strip().lower(), re.ASCII)
     if found is None:
         raise WrongUsage(f"{option} takes an age {_AGE}, not {text!r}")

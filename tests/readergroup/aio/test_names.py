@@ -22,6 +22,7 @@ PAIRS: Final[Mapping[type, type]] = {
     StreamManager: aio.StreamManager,
     ReaderGroupManager: aio.ReaderGroupManager,
     rg.BatchClient: aio.BatchClient,
+    rg.DeadLetters: aio.DeadLetters,
     rg.ReaderGroup: aio.ReaderGroup,
     rg.Reader: aio.Reader,
     rg.ReaderPool: aio.ReaderPool,

@@ -1,0 +1,248 @@
+"""``readergroup dead-letters``: lists, shows, replays and discards the events that pools have set aside."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from textwrap import shorten
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+import readergroup as rg
+
+from .screen import count, out, print_json, say, table
+from .session import WrongUsage, check_not_negative, session
+from .streams import AsJson, Name, Yes, confirm
+from .times import TIME_HELP, parse_time
+
+if TYPE_CHECKING:
+    from ..dead_letters.statuses import Status
+
+commands = typer.Typer(
+    help="List, show, replay and discard dead letters: the events that pools have set aside in a stream.",
+    no_args_is_help=True,
+)
+
+#: What a table shows of an error.
+_ERROR_WIDTH: Final = 200
+
+Letters = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[LETTER]...", help="Letters, as 'dead-letters list' names them. Default: all.", show_default=False
+    ),
+]
+Error = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Only letters with this in their error, such as ValueError.")
+]
+Since = Annotated[
+    str | None, typer.Option(metavar="TIME", help=f"Only letters that were set aside since then: {TIME_HELP}.")
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only letters that were set aside before then.")]
+Key = Annotated[str | None, typer.Option(metavar="KEY", help="Only letters with this routing key.")]
+Limit = Annotated[
+    int | None, typer.Option(metavar="N", help="At most N letters. Default: no limit.", callback=check_not_negative)
+]
+
+
+@commands.command(name="list")
+def list_letters(
+    context: typer.Context,
+    stream: Name,
+    status: Annotated[
+        str, typer.Option(metavar="STATUS", help="Which letters: pending, replayed, discarded or all.")
+    ] = "pending",
+    error: Error = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, and count the others. With --json, one object per line."""
+    wanted = _status(status)
+    filters = _filters(error, since, until, key)
+    with session(context).connect() as client:
+        letters = client.dead_letters(stream)
+        if as_json:
+            for each in letters.list(status=wanted, limit=limit, **filters):
+                print_json(_fields(each))
+            return
+        counts: dict[Status, int] = {"pending": 0, "replayed": 0, "discarded": 0}
+        rows: list[tuple[str, ...]] = []
+        for each in letters.list(status=None, **filters):
+            counts[each.status] += 1
+            if wanted in (None, each.status) and (limit is None or len(rows) < limit):
+                rows.append(_row(each))
+    if rows:
+        out().print(table("letter", "set aside (UTC)", "key", "from", "error", "is", rows=rows))
+        say("")
+    shown = sum(counts.values()) if wanted is None else counts[wanted]
+    more = f"; shown are the first {len(rows):,}" if len(rows) < shown else ""
+    say(f"{stream}: {', '.join(f'{number:,} {each}' for each, number in counts.items())}{more}")
+
+
+@commands.command()
+def show(
+    context: typer.Context,
+    stream: Name,
+    letter: Annotated[
+        str, typer.Argument(metavar="LETTER", help="A letter, as 'dead-letters list' names it.", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show a dead letter: its event, why it was set aside, and what became of it."""
+    with session(context).connect() as client:
+        found = client.dead_letters(stream).show(_pointer(client, stream, letter))
+    if as_json:
+        print_json(_fields(found))
+        return
+    say(f"{_name(found)}: {found.status}, set aside at {found.written_at:%Y-%m-%d %H:%M:%S} UTC")
+    say(f"event: {found.letter.pointer}")
+    if found.routing_key is not None:
+        say(f"key: {found.routing_key}")
+    for name, value in found.headers.items():
+        say(f"header {name}: {_text(value)}")
+    say(f"attempts: {found.letter.attempts:,}")
+    say(f"error: {found.letter.error}")
+    say(f"data: {_text(found.letter.data)}")
+
+
+@commands.command()
+def replay(
+    context: typer.Context,
+    stream: Name,
+    letters: Letters = None,
+    error: Error = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    limit: Limit = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the events of pending letters back to their streams, each once. You can repeat an interrupted command."""
+    _work(context, "replay", stream, letters, {**_filters(error, since, until, key), "limit": limit}, yes, as_json)
+
+
+@commands.command()
+def discard(
+    context: typer.Context,
+    stream: Name,
+    letters: Letters = None,
+    error: Error = None,
+    since: Since = None,
+    until: Until = None,
+    key: Key = None,
+    limit: Limit = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Mark pending letters as discarded, permanently, so that no replay takes them. They stay in the stream."""
+    _work(context, "discard", stream, letters, {**_filters(error, since, until, key), "limit": limit}, yes, as_json)
+
+
+def _work(
+    context: typer.Context,
+    what: str,
+    stream: str,
+    names: list[str] | None,
+    filters: dict[str, Any],
+    yes: bool,
+    as_json: bool,
+) -> None:
+    if names and any(value is not None for value in filters.values()):
+        raise WrongUsage("name letters, or use options to select them, but not both")
+    with session(context).connect() as client:
+        letters = client.dead_letters(stream)
+        pointers = [_pointer(client, stream, each) for each in names or ()]
+        if names:
+            pending = len({each.pointer for each in map(letters.show, pointers) if each.status == "pending"})
+        else:
+            pending = sum(1 for _ in letters.list(**filters))
+        call: Callable[..., int] = letters.replay if what == "replay" else letters.discard
+        if pending or names:
+            if pending:
+                confirm(f"{what.capitalize()} {count(pending, 'dead letter')} of {stream}?", yes)
+            pending = call(*pointers, **({} if names else filters))
+    done = {"replay": "replayed", "discard": "discarded"}[what]
+    if as_json:
+        print_json({"stream": stream, done: pending})
+    else:
+        say(f"{stream}: {count(pending, 'dead letter')} {done}")
+
+
+def _filters(error: str | None, since: str | None, until: str | None, key: str | None) -> dict[str, Any]:
+    return {
+        "error": error,
+        "since": None if since is None else parse_time("--since", since),
+        "until": None if until is None else parse_time("--until", until),
+        "routing_key": key,
+    }
+
+
+def _status(text: str) -> Status | None:
+    match text:
+        case "all":
+            return None
+        case "pending" | "replayed" | "discarded":
+            return text
+    raise WrongUsage(f"--status takes pending, replayed, discarded or all, not {text!r}")
+
+
+def _pointer(client: rg.Client, stream: str, name: str) -> rg.EventPointer:
+    """Return the pointer of a letter: it is written out, or has only the number of its segment and the offset."""
+    number, _, offset = name.partition(":")
+    if not (number.isascii() and number.isdigit() and offset.isascii() and offset.isdigit()):
+        try:
+            return rg.EventPointer.parse(name)
+        except rg.InvalidArgumentError as error:
+            raise WrongUsage(
+                f"{name!r} is no dead letter; use a name such as 0:1234, as 'dead-letters list' shows it"
+            ) from error
+    incarnation = client.streams.info(stream).incarnation
+    return rg.EventPointer(rg.SegmentId(f"{stream}/{number}"), incarnation, int(offset))
+
+
+def _name(letter: rg.StoredDeadLetter) -> str:
+    return f"{letter.pointer.segment.rpartition('/')[2]}:{letter.pointer.offset}"
+
+
+def _row(letter: rg.StoredDeadLetter) -> tuple[str, ...]:
+    return (
+        _name(letter),
+        f"{letter.written_at:%Y-%m-%d %H:%M:%S}",
+        letter.routing_key or "-",
+        letter.stream,
+        shorten(letter.letter.error, _ERROR_WIDTH, placeholder=" ..."),
+        letter.status,
+    )
+
+
+def _fields(letter: rg.StoredDeadLetter) -> dict[str, object]:
+    found: dict[str, object] = {
+        "letter": str(letter.pointer),
+        "status": letter.status,
+        "set_aside_at": letter.written_at.isoformat(),
+        "stream": letter.stream,
+        "pointer": str(letter.letter.pointer),
+        "error": letter.letter.error,
+        "attempts": letter.letter.attempts,
+    }
+    if letter.routing_key is not None:
+        found["routing_key"] = letter.routing_key
+    if letter.headers:
+        found["headers_base64"] = {name: base64.b64encode(value).decode() for name, value in letter.headers.items()}
+    try:
+        found["data"] = letter.letter.data.decode()
+    except UnicodeDecodeError:
+        found["data_base64"] = base64.b64encode(letter.letter.data).decode()
+    return found
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return f"{base64.b64encode(data).decode()} (base64)"

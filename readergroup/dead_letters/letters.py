@@ -1,0 +1,459 @@
+"""`DeadLetters`: lists, replays and discards the dead letters in a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final, Literal, NoReturn, Protocol, get_args
+
+from pydantic import ValidationError
+
+from synchronizer import (
+    HeldLock,
+    InvalidArgumentError,
+    Map,
+    NotFoundError,
+    ReaderGroupError,
+    SealedError,
+    StateSynchronizer,
+    TruncatedError,
+)
+from synchronizer.arguments import check_count, check_duration, check_type
+
+from ..batch.client import BatchClient
+from ..batch.ranges import SegmentRange
+from ..errors import CorruptDataError
+from ..outbox.table import Row
+from ..scaling.retry import DeadLetter
+from ..streams.config import check_stream_name, number_of, stream_of
+from ..streams.data.block import Headers
+from ..streams.data.places import Place
+from ..streams.event import Event, EventPointer
+from ..streams.manager import StreamManager
+from ..streams.state import StreamState
+from .replaying import Replay, letter_id, place_of
+from .statuses import ForgetLetters, LetterStatuses, MarkLetters, Spans, Status, joined
+
+#: The header of a replayed event: the pointer of the event that failed.
+REPLAYED_FROM: Final = "readergroup-replayed-from"
+#: How many letters, and about how many bytes of them, are replayed in one step.
+_CHUNK_LETTERS: Final = 500
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDeadLetter:
+    """A dead letter in its stream, and what became of it."""
+
+    #: The address of the letter in the stream of dead letters.
+    pointer: EventPointer
+    #: The event that failed, and why.
+    letter: DeadLetter
+    #: ``"pending"``, ``"replayed"`` or ``"discarded"``.
+    status: Status
+    routing_key: str | None
+    headers: Headers
+    #: When the event was set aside, in UTC.
+    written_at: datetime
+    #: The offset of the next letter.
+    end: int
+
+    @property
+    def stream(self) -> str:
+        """The stream that the event came from, to which it is replayed."""
+        return stream_of(self.letter.pointer.segment)
+
+
+class Locking(Protocol):
+    def __call__(self, name: str, *, timeout: float | None) -> AbstractContextManager[HeldLock]:
+        """Hold the lock during the block, as `Client.lock`."""
+
+
+class DeadLetters:
+    """The dead letters in one stream, which pools with ``RetryPolicy(dead_letters=...)`` write. Threads may share it.
+
+    A letter is pending until it is replayed or discarded, once, by any process. Both leave it in the stream: the
+    retention policy of the stream, or `StreamManager.truncate`, deletes it. The client closes the object.
+
+    Open it with `Client.dead_letters`.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        streams: StreamManager,
+        batch: BatchClient,
+        lock: Locking,
+        open_statuses: Callable[[], StateSynchronizer[LetterStatuses]],
+    ) -> None:
+        self.stream = check_stream_name(stream)
+        self._streams = streams
+        self._batch = batch
+        self._lock = lock
+        self._open_statuses = open_statuses
+        self._opened: StateSynchronizer[LetterStatuses] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.stream!r})"
+
+    # ------------------------------------------------------------------ reading
+
+    def list(
+        self,
+        *,
+        status: Status | None = "pending",
+        error: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        routing_key: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[StoredDeadLetter]:
+        """Return an iterator over the letters that are there now. Letters of one routing key are in their order.
+
+        Args:
+            status: ``"pending"``, ``"replayed"`` or ``"discarded"``; None for all. Default: pending.
+            error: Only letters with this text in their error, such as ``"ValueError"``.
+            since: Only letters that were written at this time or later; it has a timezone.
+            until: Only letters that were written before this time.
+            routing_key: Only letters of this key.
+            limit: At most so many. Default: all.
+
+        Raises:
+            NotFoundError: The stream does not exist.
+            InvalidArgumentError: A filter is wrong, or the iterator finds an event that is no dead letter.
+        """
+        if status not in (None, *get_args(Status)):
+            raise InvalidArgumentError("status must be 'pending', 'replayed', 'discarded' or None", status=status)
+        check_type(error, str, "error", or_none=True)
+        check_type(routing_key, str, "routing_key", or_none=True)
+        check_count(limit, "limit", at_least=0, or_none=True)
+        for name, time in (("since", since), ("until", until)):
+            check_type(time, datetime, name, or_none=True)
+            if time is not None and time.tzinfo is None:
+                raise InvalidArgumentError(f"{name} needs a timezone, such as that of datetime.now(UTC)", time=time)
+        # The statuses are read first: a letter that is written later is pending anyway.
+        statuses = self._statuses()
+        found = (
+            letter
+            for event in self._events(since)
+            if (since is None or event.written_at >= since)
+            and (until is None or event.written_at < until)
+            and (routing_key is None or event.routing_key == routing_key)
+            and status in (None, statuses.status_of(_place(event.pointer), event.offset))
+            for letter in [_decoded(event, statuses)]
+            if error is None or error in letter.letter.error
+        )
+        return islice(found, limit)
+
+    def show(self, pointer: EventPointer | str) -> StoredDeadLetter:
+        """Return the letter at ``pointer``, as `list` gives it.
+
+        Raises:
+            NotFoundError: There is no letter there, or it was truncated.
+        """
+        statuses = self._statuses()
+        return self._at(self._pointer(pointer), statuses)
+
+    def _events(self, since: datetime | None) -> Iterator[Event[bytes]]:
+        start: Place = "head" if since is None else self._batch.cut_at(self.stream, since)
+        ranges = self._batch.segment_ranges(self.stream, start=start)
+        return (event for each in ranges for event in self._read(each))
+
+    def _read(self, segment_range: SegmentRange) -> Iterator[Event[bytes]]:
+        events = self._batch.read(segment_range)
+        while True:
+            try:
+                yield from events
+            except TruncatedError:
+                continue  # with what is left
+            return
+
+    def _at(self, pointer: EventPointer, statuses: LetterStatuses) -> StoredDeadLetter:
+        state = self._streams.fetch_state(self.stream)
+        number = number_of(pointer.segment)
+        event = None
+        if pointer.incarnation == state.incarnation and number in state.segments:
+            length = self._streams.segment_lengths(state, [number])[number]
+            if pointer.offset < length:
+                event = self._first(
+                    SegmentRange(
+                        segment=pointer.segment, incarnation=pointer.incarnation, start=pointer.offset, end=length
+                    )
+                )
+        if event is None or event.offset != pointer.offset:
+            raise NotFoundError("there is no such dead letter, or it was truncated", pointer=str(pointer))
+        return _decoded(event, statuses)
+
+    def _first(self, segment_range: SegmentRange) -> Event[bytes] | None:
+        try:
+            return next(self._batch.read(segment_range), None)
+        except (CorruptDataError, TruncatedError):  # no event begins there; or not any more
+            return None
+
+    def _pointer(self, pointer: EventPointer | str) -> EventPointer:
+        found = EventPointer.parse(pointer) if isinstance(pointer, str) else pointer
+        check_type(found, EventPointer, "pointer")
+        if stream_of(found.segment) != self.stream:
+            raise InvalidArgumentError(
+                "the pointer is of another stream; use that of a dead letter", pointer=str(found), stream=self.stream
+            )
+        return found
+
+    # ------------------------------------------------------------------ replay and discard
+
+    def replay(
+        self,
+        *pointers: EventPointer | str,
+        error: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        routing_key: str | None = None,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Write the events of pending letters back to the streams that they came from, each once. Return how many.
+
+        Each event gets its data, routing key and headers, and `REPLAYED_FROM` as a header with the pointer of the event
+        that failed. It comes after all events that the stream has now. Repeat the call after any error, and after a
+        crash: what was replayed is not replayed again, whatever the processes that replay do, and when they die.
+
+        Args:
+            *pointers: The letters, by their pointers. Default: all pending letters, of which the filters select.
+            error: As `list`.
+            since: As `list`.
+            until: As `list`.
+            routing_key: As `list`.
+            limit: As `list`.
+            timeout: Seconds to wait for another process that replays or discards. Default: the client's.
+
+        Returns:
+            The number of letters that this call has replayed, or has found replayed by one that died.
+
+        Raises:
+            NotFoundError: A letter does not exist; or a stream that events came from was deleted. Letters of other
+                streams are replayed nevertheless.
+            SealedError: A stream that events came from is sealed. As above.
+            InvalidArgumentError: A letter that is named was discarded; or as `list`.
+            LeaseLostError: This process could not renew its lock, and another may replay. Call again.
+            DeadlineExceededError: Another process replays or discards until the timeout.
+        """
+        filters = {"error": error, "since": since, "until": until, "routing_key": routing_key, "limit": limit}
+        return self._work("replay", pointers, filters, timeout)
+
+    def discard(
+        self,
+        *pointers: EventPointer | str,
+        error: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        routing_key: str | None = None,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Mark pending letters as discarded, so that no replay takes them. Return how many. Arguments: as `replay`.
+
+        Raises:
+            InvalidArgumentError: A letter that is named was replayed; or as `list`.
+            ReaderGroupError: As `replay`.
+        """
+        filters = {"error": error, "since": since, "until": until, "routing_key": routing_key, "limit": limit}
+        return self._work("discard", pointers, filters, timeout)
+
+    def _work(
+        self,
+        what: str,
+        pointers: Collection[EventPointer | str],
+        filters: Mapping[str, Any],
+        timeout: float | None,
+    ) -> int:
+        if pointers and any(value is not None for value in filters.values()):
+            raise InvalidArgumentError("name letters by their pointers or by filters, not by both")
+        named = list(dict.fromkeys(map(self._pointer, pointers)))
+        check_duration(timeout, "timeout", or_none=True)
+        self.list(**filters)  # refuses what is wrong before anything is opened
+        with self._lock(f"dead-letters/{self.stream}", timeout=timeout) as held:
+            work = _Work(self, self._synchronizer(), held)
+            found = self._named(named, what) if named else self.list(**filters)
+            for chunk in _chunks(found):
+                held.check()
+                work.replay(chunk) if what == "replay" else work.discard(chunk)
+            work.forget_truncated()
+        return work.finish()
+
+    def _named(self, pointers: Iterable[EventPointer], what: str) -> Iterator[StoredDeadLetter]:
+        statuses = self._statuses()
+        letters = [self._at(pointer, statuses) for pointer in pointers]
+        done = {"replay": "replayed", "discard": "discarded"}[what]
+        for each in letters:
+            if each.status not in ("pending", done):
+                raise InvalidArgumentError(f"the dead letter was {each.status} before", pointer=str(each.pointer))
+        return (each for each in letters if each.status == "pending")
+
+    # ------------------------------------------------------------------ statuses
+
+    def _synchronizer(self) -> StateSynchronizer[LetterStatuses]:
+        if self._opened is None:
+            self._opened = self._open_statuses()
+        return self._opened
+
+    def _statuses(self) -> LetterStatuses:
+        self._streams.fetch_state(self.stream)  # raises if there is no such stream, and nothing is created for it
+        return self._synchronizer().fetch_updates()
+
+
+class _Work:
+    """Replays or discards letters, for the holder of the lock."""
+
+    def __init__(self, letters: DeadLetters, statuses: StateSynchronizer[LetterStatuses], held: HeldLock) -> None:
+        self._letters = letters
+        self._streams = letters._streams
+        self._statuses = statuses
+        self._token = held.fencing_token
+        self._state: StreamState = self._streams.fetch_state(letters.stream)
+        self._replays: dict[str, Replay] = {}
+        self._failed: dict[str, ReaderGroupError] = {}
+        self._ends: dict[int, int] = {}  # of the letters in hand
+        self._done = self._left = 0
+
+    def replay(self, chunk: Collection[StoredDeadLetter]) -> None:
+        for stream, letters in self._begin(chunk).items():
+            if stream in self._failed:
+                self._left += len(letters)
+                continue
+            try:
+                self._replay_to(stream).run({letter_id(each.pointer): _row(each) for each in letters})
+            except (NotFoundError, SealedError) as error:
+                self._failed[stream] = error
+                statuses = self._statuses.state
+                pending = [each for each in letters if _status(statuses, each) == "pending"]
+                self._done += len(letters) - len(pending)
+                self._left += len(pending)
+            else:
+                self._done += len(letters)
+
+    def discard(self, chunk: Collection[StoredDeadLetter]) -> None:
+        for stream, letters in self._begin(chunk).items():
+            try:
+                replayed = set(self._replay_to(stream).settle())  # of a replay that died, or that will fail now
+            except NotFoundError:  # the stream was deleted
+                replayed = set()
+            rest = [each for each in map(_id, letters) if each not in replayed]
+            self._mark("discarded", rest)
+            self._done += len(rest)
+
+    def _begin(self, chunk: Collection[StoredDeadLetter]) -> Mapping[str, Collection[StoredDeadLetter]]:
+        """Return the letters by the streams that they came from."""
+        self._ends = {letter_id(each.pointer): each.end for each in chunk}
+        by_stream: dict[str, list[StoredDeadLetter]] = {}
+        for each in chunk:
+            by_stream.setdefault(each.stream, []).append(each)
+        return by_stream
+
+    def _replay_to(self, stream: str) -> Replay:
+        if stream not in self._replays:
+            letters = (self._letters.stream, self._state.incarnation)
+            self._replays[stream] = Replay(self._streams, letters, stream, self._token, self._replayed)
+        return self._replays[stream]
+
+    def _replayed(self, letters: Collection[int]) -> None:
+        self._mark("replayed", letters)
+
+    def _mark(self, status: Literal["replayed", "discarded"], letters: Iterable[int]) -> None:
+        """Mark the letters durably that are pending. Of letters that are not in hand, some may be truncated."""
+        spans: dict[str, Spans] = {}
+        for each in letters:
+            number, offset = place_of(each)
+            pointer = EventPointer(self._state.segment(number), self._state.incarnation, offset)
+            if self._statuses.state.status_of(_place(pointer), offset) != "pending":
+                continue
+            end = self._ends.get(each)
+            if end is None:
+                try:
+                    end = self._letters._at(pointer, self._statuses.state).end
+                except NotFoundError:
+                    continue
+            spans[_place(pointer)] = joined(spans.get(_place(pointer), ()), (offset, end))
+        if spans:
+            self._statuses.update_state_unconditionally(MarkLetters(status=status, spans=Map(spans)))
+
+    def forget_truncated(self) -> None:
+        """Forget the statuses of letters that are no longer in the stream."""
+        statuses = self._statuses.state
+        state = self._streams.fetch_state(self._letters.stream)
+        head = {
+            _place(EventPointer(segment, state.incarnation, 0)): offset
+            for segment, offset in self._streams.info(self._letters.stream).head.offsets.items()
+        }
+        known = {_place(EventPointer(state.segment(number), state.incarnation, 0)) for number in state.segments}
+        starts: dict[str, int | None] = {place: None for place in statuses.places if place not in known}
+        starts.update((place, start) for place, start in head.items() if statuses.is_before(place, start))
+        if starts:
+            self._statuses.update_state_unconditionally(ForgetLetters(starts=Map(starts)))
+
+    def finish(self) -> int:
+        """Return how many letters were replayed or discarded; raise if a stream did not take its events."""
+        for stream, error in self._failed.items():
+            self._raise(stream, error)
+        return self._done
+
+    def _raise(self, stream: str, error: ReaderGroupError) -> NoReturn:
+        reason = "is sealed" if isinstance(error, SealedError) else "does not exist any more"
+        raise type(error)(
+            f"the stream that events came from {reason}, and takes none back; their dead letters stay pending, and you "
+            "can discard them",
+            stream=stream,
+            replayed=self._done,
+            left=self._left,
+        ) from error
+
+
+def _place(pointer: EventPointer) -> str:
+    return f"{pointer.segment}:{pointer.incarnation}"
+
+
+def _id(letter: StoredDeadLetter) -> int:
+    return letter_id(letter.pointer)
+
+
+def _status(statuses: LetterStatuses, letter: StoredDeadLetter) -> Status:
+    return statuses.status_of(_place(letter.pointer), letter.pointer.offset)
+
+
+def _row(letter: StoredDeadLetter) -> Row:
+    headers = {**letter.headers, REPLAYED_FROM: str(letter.letter.pointer).encode()}
+    return Row(_id(letter), letter.routing_key, letter.letter.data, headers)
+
+
+def _decoded(event: Event[bytes], statuses: LetterStatuses) -> StoredDeadLetter:
+    try:
+        letter = DeadLetter.model_validate_json(event.raw)
+    except ValidationError as error:
+        raise InvalidArgumentError(
+            "the stream has an event that is no dead letter; use the stream of RetryPolicy(dead_letters=...)",
+            pointer=str(event.pointer),
+        ) from error
+    return StoredDeadLetter(
+        pointer=event.pointer,
+        letter=letter,
+        status=statuses.status_of(_place(event.pointer), event.offset),
+        routing_key=event.routing_key,
+        headers=event.headers,
+        written_at=event.written_at.astimezone(UTC),
+        end=event.next_offset,
+    )
+
+
+def _chunks(letters: Iterable[StoredDeadLetter]) -> Iterator[list[StoredDeadLetter]]:
+    chunk: list[StoredDeadLetter] = []
+    size = 0
+    for each in letters:
+        chunk.append(each)
+        size += len(each.letter.data)
+        if len(chunk) >= _CHUNK_LETTERS or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

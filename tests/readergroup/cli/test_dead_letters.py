@@ -1,0 +1,91 @@
+"""``readergroup dead-letters`` lists, shows, replays and discards dead letters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import readergroup as rg
+from readergroup.cli.app import app
+from tests.readergroup.dead_letters.test_letters import DEAD, events, replayed, set_up
+
+
+class Letters:
+    def __init__(self, store: str) -> None:
+        self.store = store
+
+    def run(self, *words: str) -> Result:
+        return CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--url", self.store, *words])
+
+    def ok(self, *words: str) -> str:
+        result = self.run(*words)
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    def fails(self, exit_code: int, *words: str) -> str:
+        result = self.run(*words)
+        assert result.exit_code == exit_code and result.stdout == "" and result.stderr.count("\n") == 1
+        return result.stderr
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> Letters:
+    store = f"sqlite:///{tmp_path}/store.db"
+    with rg.connect(store) as client:
+        set_up(client)
+    return Letters(store)
+
+
+def test_letters_are_listed_with_their_errors_and_counted(letters: Letters) -> None:
+    shown = letters.ok("dead-letters", "list", DEAD)
+    assert "ValueError: odd" in shown and "6 pending, 0 replayed, 0 discarded" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert letters.ok("dead-letters", "list", DEAD, "--error", "KeyError", "--key", "ann", "--since", "1h").endswith(
+        "1 pending, 0 replayed, 0 discarded\n"
+    )
+    assert "shown are the first 2" in letters.ok("dead-letters", "list", DEAD, "--limit", "2")
+    assert letters.ok("dead-letters", "list", DEAD, "--since", "2100-01-01T00:00+00:00").startswith(
+        "shop/dead: 0 pending"
+    )
+
+
+def test_a_letter_is_shown_and_replayed_by_its_name(letters: Letters) -> None:
+    first = json.loads(letters.ok("dead-letters", "list", DEAD, "--json").splitlines()[0])
+    name = "0:0"
+    assert first["letter"].startswith("shop/dead/0:") and first["letter"].endswith(":0")
+    shown = letters.ok("dead-letters", "show", DEAD, name)
+    assert f"event: {first['pointer']}" in shown and f"error: {first['error']}" in shown
+    assert letters.ok("dead-letters", "replay", DEAD, name, "--yes") == "shop/dead: 1 dead letter replayed\n"
+    assert (
+        letters.ok("dead-letters", "replay", DEAD, first["letter"], "--yes") == "shop/dead: 0 dead letters replayed\n"
+    )
+    assert json.loads(letters.ok("dead-letters", "show", DEAD, name, "--json"))["status"] == "replayed"
+    with rg.connect(letters.store) as client:
+        assert replayed(client) == {first["pointer"]: 1}
+        assert len(events(client)) == 7
+
+
+def test_letters_are_replayed_and_discarded_by_filters(letters: Letters) -> None:
+    found = json.loads(letters.ok("dead-letters", "replay", DEAD, "--error", "ValueError", "--yes", "--json"))
+    assert found == {"stream": DEAD, "replayed": 3}
+    assert letters.ok("dead-letters", "discard", DEAD, "--yes") == "shop/dead: 3 dead letters discarded\n"
+    assert letters.ok("dead-letters", "discard", DEAD) == "shop/dead: 0 dead letters discarded\n"
+    assert "0 pending, 3 replayed, 3 discarded" in letters.ok("dead-letters", "list", DEAD, "--status", "all")
+
+
+def test_what_is_wrong_is_said_on_one_line(letters: Letters) -> None:
+    assert "stream create" in letters.fails(1, "dead-letters", "list", "shop/typo")
+    assert "no dead letter" in letters.fails(1, "dead-letters", "list", "shop/orders")
+    assert "no such dead letter" in letters.fails(1, "dead-letters", "show", DEAD, "0:1")
+    assert "0:1234" in letters.fails(2, "dead-letters", "show", DEAD, "first")
+    assert "--yes" in letters.fails(2, "dead-letters", "replay", DEAD)
+    assert "--yes" in letters.fails(2, "dead-letters", "discard", DEAD, "0:0")
+    assert "not both" in letters.fails(2, "dead-letters", "replay", DEAD, "0:0", "--error", "x", "--yes")
+    assert "pending, replayed" in letters.fails(2, "dead-letters", "list", DEAD, "--status", "new")
+    assert "such as 2h" in letters.fails(2, "dead-letters", "list", DEAD, "--since", "yesterday")
+    assert "timezone" in letters.fails(2, "dead-letters", "list", DEAD, "--since", "2026-01-01")
+    letters.ok("dead-letters", "discard", DEAD, "0:0", "--yes")
+    assert "was discarded" in letters.fails(1, "dead-letters", "replay", DEAD, "0:0", "--yes")
