@@ -11,6 +11,7 @@ from synchronizer import ReaderGroupError
 
 from . import (
     config,
+    configuring,
     dead_letters,
     demo,
     doctor,
@@ -41,6 +42,9 @@ streams.commands.command()(transfer.copy)
 streams.commands.command()(transfer.export)
 streams.commands.command(name="import")(transfer.import_events)
 app.add_typer(streams.commands, name="stream")
+groups.commands.command()(configuring.create)
+groups.commands.command()(configuring.configure)
+groups.commands.command()(configuring.remove_reader)
 groups.commands.command()(notifications.notifications)
 app.add_typer(groups.commands, name="group")
 app.add_typer(config.commands, name="config")

@@ -30,7 +30,7 @@ _ERROR_WIDTH: Final = 200
 Letters = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[LETTER]...", help="Letters, as 'dead-letters list' names them. Default: all.", show_default=False
+        metavar="LETTER", help="Letters, as 'dead-letters list' names them. Default: all.", show_default=False
     ),
 ]
 Error = Annotated[

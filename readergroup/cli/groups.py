@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from math import inf
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..group.starting import ResetTarget
 
 commands = typer.Typer(
-    help="Show reader groups, take checkpoints, and reset, change or delete groups.", no_args_is_help=True
+    help="Create, show, configure, checkpoint, reset and delete reader groups.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group.", show_default=False)]
@@ -66,8 +67,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
     readers = count(len(state.readers), "reader")
     ended = "; it has read its streams to their end" if state.end_of_data else ""
     say(f"{group}: reads {', '.join(state.config.streams)} with {readers}{ended}")
-    config = state.config.model_dump(exclude={"streams", "start", "end"}, exclude_none=True)
-    say(", ".join(f"{name} {_setting(value)}" for name, value in config.items()))
+    say(config_in_words(state.config))
     say("")
     rows = [
         (segment, found.owner or "-", f"{positions.get(segment, found.offset):,}", _condition(found))
@@ -79,8 +79,14 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
         say(f"\nReaders without a segment: {', '.join(idle)}")
 
 
+def config_in_words(config: rg.ReaderGroupConfig) -> str:
+    """Return the settings as ``group create`` and ``group configure`` take them."""
+    fields = config.model_dump(exclude={"streams", "start", "end"})
+    return ", ".join(f"{name}={_setting(value)}" for name, value in fields.items())
+
+
 def _setting(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+    return value if isinstance(value, str) else "none" if value == inf else f"{value:g}"
 
 
 @commands.command()
@@ -177,41 +183,6 @@ def _reset_target(group: rg.ReaderGroup, text: str) -> ResetTarget:
             f"{text!r} is not 'head', 'tail', a time or a checkpoint of the group; its checkpoints: {names}"
         )
     return checkpoints[text]
-
-
-@commands.command()
-def configure(
-    context: typer.Context,
-    group: Name,
-    add_stream: Annotated[
-        list[str] | None, typer.Option(metavar="STREAM", help="Read this stream too.", show_default=False)
-    ] = None,
-    remove_stream: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STREAM", help="Read it no longer, and forget the position.", show_default=False),
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            help="Where added streams begin: 'head' (the default), 'tail', or a time of writing.", show_default=False
-        ),
-    ] = None,
-    yes: Yes = False,
-) -> None:
-    """Change the streams that a group reads. Running readers follow."""
-    added, removed = add_stream or [], remove_stream or []
-    if not (added or removed):
-        raise WrongUsage("name a stream with --add-stream or --remove-stream")
-    with session(context).connect() as client:
-        found = client.groups.get(group)
-        known = found.config.streams
-        if unknown := [stream for stream in removed if stream not in known]:
-            raise WrongUsage(f"{group} does not read {', '.join(unknown)}; it reads {', '.join(known)}")
-        if removed:
-            confirm(f"Let {group} forget its positions in {', '.join(removed)}?", yes)
-        streams = [*(each for each in known if each not in removed), *(each for each in added if each not in known)]
-        config = found.configure(streams=streams, **({} if start is None else {"start": start}))
-    say(f"{group}: reads {', '.join(config.streams)}")
 
 
 @commands.command()

@@ -39,8 +39,10 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "change it with streams.configure": "change it with 'readergroup stream scale' or 'readergroup stream configure'",
     "complete it with streams.copy": "complete it with 'readergroup stream copy'",
     "discard it with streams.delete": "discard it with 'readergroup stream delete'",
-    "create it with groups.create": "'readergroup read --group' creates it",
-    "change it with group.configure, or delete it first": "delete it with 'readergroup group delete'",
+    "create it with groups.create": "create it with 'readergroup group create'",
+    "change it with group.configure, or delete it first": (
+        "change it with 'readergroup group configure', or delete it with 'readergroup group delete'"
+    ),
     ", then open another reader": "",
 }
 

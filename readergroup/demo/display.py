@@ -61,7 +61,8 @@ class Display:
             return
         if self._live is None:
             if self._next > 0:
-                self.say(f"{at:5.1f} s  {written:,} lines written, {read:,} read by {len(rows)} readers")
+                readers = "1 reader" if len(rows) == 1 else f"{len(rows)} readers"
+                self.say(f"{at:5.1f} s  {written:,} lines written, {read:,} read by {readers}")
             self._next = at + _LINE_SECONDS
             return
         self._live.update(self._picture(at, written, read, rows), refresh=True)

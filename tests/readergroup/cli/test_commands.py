@@ -386,7 +386,7 @@ def test_groups_are_listed_and_described(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
     assert "shop/orders" in orders.ok("group", "list")
     described = orders.ok("group", "describe", "g")
-    assert "reader_timeout_seconds 10" in described and "unassigned" in described
+    assert "reader_timeout_seconds=10" in described and "unassigned" in described
     found = orders.json("group", "list")
     assert isinstance(found, list)
     assert [each["group"] for each in found] == ["g"]
@@ -665,7 +665,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_1(orders: Cli, command: s
 def test_errors_name_commands_and_not_calls(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
     assert "'readergroup stream create'" in orders.fails(1, "stream", "info", "shop/nothing")
-    assert "'readergroup read --group' creates it" in orders.fails(1, "group", "describe", "nobody")
+    assert "'readergroup group create'" in orders.fails(1, "group", "describe", "nobody")
     assert "'readergroup stream scale'" in orders.fails(1, "stream", "create", "shop/orders", "--segments", "7")
 
 
@@ -789,10 +789,10 @@ def test_the_streams_of_a_group_are_changed(cli: Cli) -> None:
         client.groups.create("billing", streams=["shop/orders"])
     assert "--add-stream" in cli.fails(2, "group", "configure", "billing")
     added = cli.ok("group", "configure", "billing", "--add-stream", "shop/payments", "--start", "tail")
-    assert added == "billing: reads shop/orders, shop/payments\n"
+    assert added.startswith("billing: reads shop/orders, shop/payments\n")
     assert "does not read shop/x" in cli.fails(2, "group", "configure", "billing", "--remove-stream", "shop/x")
     removed = cli.ok("group", "configure", "billing", "--remove-stream", "shop/orders", "--yes")
-    assert removed == "billing: reads shop/payments\n"
+    assert removed.startswith("billing: reads shop/payments\n")
 
 
 def test_a_checkpoint_is_cancelled(cli: Cli) -> None:

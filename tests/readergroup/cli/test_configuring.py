@@ -1,0 +1,63 @@
+"""``readergroup group create``, ``configure`` and ``remove-reader``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import readergroup as rg
+from tests.readergroup.cli.test_commands import Cli
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Cli:
+    """A store with a stream of two segments."""
+    cli = Cli(tmp_path)
+    cli.ok("stream", "create", "shop/orders", "--segments", "2")
+    return cli
+
+
+def test_a_group_is_created_with_settings_and_configured(orders: Cli) -> None:
+    shown = orders.ok("group", "create", "billing", "--stream", "shop/orders", "max_processing_seconds=none")
+    assert "billing: reads shop/orders" in shown and "max_processing_seconds=none" in shown
+    orders.ok("group", "create", "billing", "--stream", "shop/orders", "max_processing_seconds=none")
+    told = orders.fails(1, "group", "create", "billing", "--stream", "shop/orders")
+    assert "'readergroup group configure'" in told and "'readergroup group delete'" in told
+    found = json.loads(
+        orders.ok("group", "configure", "billing", "reader_timeout_seconds=5", "retention=MANUAL", "--json")
+    )
+    assert found["config"]["reader_timeout_seconds"] == 5 and found["config"]["retention"] == "MANUAL"
+    assert "max_processing_seconds=none" in orders.ok("group", "describe", "billing")
+
+
+def test_a_group_starts_where_it_is_told(orders: Cli) -> None:
+    for start in ("tail", "2h", "2026-11-22T09:00+00:00"):
+        found = json.loads(
+            orders.ok("group", "create", f"from-{start[:2]}", "--stream", "shop/orders", "--start", start, "--json")
+        )
+        assert found["config"]["start"]["shop/orders"]
+    assert "such as 2h" in orders.fails(2, "group", "create", "x", "--stream", "shop/orders", "--start", "noon")
+
+
+def test_a_wrong_setting_is_refused(orders: Cli) -> None:
+    assert "--stream" in orders.fails(2, "group", "create", "billing")
+    assert "'readergroup stream create'" in orders.fails(1, "group", "create", "billing", "--stream", "shop/typo")
+    orders.ok("group", "create", "billing", "--stream", "shop/orders")
+    assert "FIELD=VALUE" in orders.fails(2, "group", "configure", "billing", "retention")
+    assert "'timeout' is no field" in orders.fails(2, "group", "configure", "billing", "timeout=5")
+    assert "'streams' is no field" in orders.fails(2, "group", "configure", "billing", "streams=x")
+    assert "greater than 0" in orders.fails(1, "group", "configure", "billing", "reader_timeout_seconds=-1")
+    assert "'readergroup group create'" in orders.fails(1, "group", "configure", "typo", "retention=MANUAL")
+
+
+def test_a_reader_is_removed(orders: Cli) -> None:
+    with rg.connect(orders.url) as client:
+        group = client.groups.create("billing", streams=["shop/orders"])
+        reader = group.reader("r1")
+        reader.read(timeout=0)
+        assert "--yes" in orders.fails(2, "group", "remove-reader", "billing", "r1")
+        assert "its readers: r1" in orders.fails(1, "group", "remove-reader", "billing", "r2", "--yes")
+        assert orders.ok("group", "remove-reader", "billing", "r1", "--yes") == "billing: r1 removed\n"
+    assert "has no reader 'r1'" in orders.fails(1, "group", "remove-reader", "billing", "r1", "--yes", "--json")
