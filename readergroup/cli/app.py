@@ -18,6 +18,7 @@ from . import (
     groups,
     notifications,
     outbox,
+    peeking,
     reading,
     serving,
     sinks,
@@ -53,6 +54,7 @@ app.add_typer(outbox.commands, name="outbox")
 app.add_typer(dead_letters.commands, name="dead-letters")
 app.command()(writing.write)
 app.command()(reading.read)
+app.command()(peeking.peek)
 app.command()(watching.watch)
 app.command()(serving.serve)
 app.command()(demo.demo)

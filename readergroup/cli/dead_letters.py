@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 import readergroup as rg
 
-from .screen import count, out, print_json, say, table
+from .screen import clipped, count, out, print_json, say, table
 from .session import WrongUsage, check_not_negative, session
 from .streams import AsJson, Name, Yes, confirm
 from .times import TIME_HELP, parse_time
@@ -215,7 +214,7 @@ def _row(letter: rg.StoredDeadLetter) -> tuple[str, ...]:
         f"{letter.written_at:%Y-%m-%d %H:%M:%S}",
         letter.routing_key or "-",
         letter.stream,
-        shorten(letter.letter.error, _ERROR_WIDTH, placeholder=" ..."),
+        clipped(letter.letter.error, _ERROR_WIDTH),
         letter.status,
     )
 

@@ -1,17 +1,19 @@
-"""``readergroup read``: reads events of a stream as one reader of a group."""
+"""``readergroup read``: reads events of a stream as one reader of a group, or between two places."""
 
 from __future__ import annotations
 
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Annotated, Final
 
 import typer
 
 import readergroup as rg
 
+from .places import PLACE_HELP, events_between, place_of
 from .screen import count, progress, stdout_may_end_on_a_terminal, warn
 from .session import Interruption, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import Name
@@ -24,7 +26,14 @@ _LOOK_SECONDS: Final = 0.25
 def read(
     context: typer.Context,
     stream: Name,
-    group: Annotated[str, typer.Option(help="The reader group. It is created if it does not exist.")],
+    group: Annotated[str | None, typer.Option(help="The reader group. It is created if it does not exist.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="PLACE", help=f"Read without a group, from {PLACE_HELP}. Default: head."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="PLACE", help="Read without a group, up to there. Default: tail.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for new events, until Ctrl-C or the end of the data.")
     ] = False,
@@ -39,9 +48,17 @@ def read(
 ) -> None:
     """Print the events of a stream that the group has not read yet, one per line.
 
+    With --from or --to instead of --group: all events in between, about in the order of writing; no group moves.
     Other readers of the group share the events with this one. Printed events count as read when the command continues
     or ends, also with Ctrl-C; the next reader of the group continues from there.
     """
+    if (group is None) == (start is end is None):
+        raise WrongUsage("use either --group NAME, or --from and --to to read without a group")
+    if group is None:
+        if follow or reader is not None:
+            raise WrongUsage("--follow and --reader need --group")
+        _read_between(context, stream, start, end, limit, as_json=as_json)
+        return
     with session(context).connect() as client:
         found = _group(client, stream, group)
         if limit == 0:
@@ -58,9 +75,24 @@ def read(
             with progress(f"reading {stream}", limit, hidden=stdout_may_end_on_a_terminal()) as advance:
                 done = 0
                 for batch in _batches(opened, found, interruption, follow=follow, limit=limit):
-                    _print(batch, _json_line if as_json else _raw_line)
+                    _print(batch, json_line if as_json else _raw_line)
                     done += len(batch)
                     advance(len(batch), count(done, "event"))
+
+
+def _read_between(
+    context: typer.Context, stream: str, start: str | None, end: str | None, limit: int | None, *, as_json: bool
+) -> None:
+    with session(context).connect() as client:
+        first = place_of(client, stream, "--from", start or "head")
+        last = place_of(client, stream, "--to", end or "tail")
+        events = events_between(client, stream, first, last, most=limit)
+        with progress(f"reading {stream}", limit, hidden=stdout_may_end_on_a_terminal()) as advance:
+            done = 0
+            while part := list(islice(events, _BATCH)):
+                print_lines(map(json_line if as_json else _raw_line, part))
+                done += len(part)
+                advance(len(part), count(done, "event"))
 
 
 def _batches(
@@ -84,7 +116,11 @@ def _batches(
 
 def _print(batch: rg.EventBatch[bytes], line_of: Callable[[rg.Event[bytes]], bytes]) -> None:
     # Flush before the batch counts as processed: events that could not be printed are read again.
-    sys.stdout.buffer.writelines(line_of(event) for event in batch)
+    print_lines(map(line_of, batch))
+
+
+def print_lines(lines: Iterable[bytes]) -> None:
+    sys.stdout.buffer.writelines(lines)
     sys.stdout.buffer.flush()
 
 
@@ -104,7 +140,7 @@ def _raw_line(event: rg.Event[bytes]) -> bytes:
     return event.raw + b"\n"
 
 
-def _json_line(event: rg.Event[bytes]) -> bytes:
+def json_line(event: rg.Event[bytes]) -> bytes:
     found: dict[str, object] = {
         "pointer": str(event.pointer),
         "segment": event.segment,

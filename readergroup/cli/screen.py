@@ -81,6 +81,12 @@ def count(number: int, unit: str) -> str:
     return f"{number:,} {unit}{'' if number == 1 else 's'}"
 
 
+def clipped(text: str, width: int) -> str:
+    """Return the text on one line, and without its end if it is longer than this."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else f"{text[:width]} ..."
+
+
 def size(number_of_bytes: int) -> str:
     """Return a size such as ``1.2 MB``."""
     from rich.filesize import decimal

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -44,6 +45,8 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation. W
 Split = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Segments to split, such as 1,2.")]
 Merge = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Neighbouring segments to merge, such as 1,2.")]
 
+#: The text of a cut, as ``str`` makes it.
+_PRINTED_CUT: Final = re.compile(r"(\S+/\S+)\[([0-9]+:[0-9]+(?:, [0-9]+:[0-9]+)*)\]")
 _NO_NUMBERS: Final[list[str]] = []
 
 
@@ -325,7 +328,15 @@ def parse_cut(text: str) -> rg.StreamCut:
 
     from synchronizer.configuration import reasons
 
+    text = sys.stdin.read() if text == "-" else text
     try:
-        return rg.StreamCut.model_validate_json(sys.stdin.read() if text == "-" else text)
+        if printed := _PRINTED_CUT.fullmatch(text.strip()):
+            offsets = (each.split(":") for each in printed[2].split(", "))
+            cut = {"stream": printed[1], "offsets": {f"{printed[1]}/{number}": int(at) for number, at in offsets}}
+            return rg.StreamCut.model_validate(cut)
+        return rg.StreamCut.model_validate_json(text)
     except ValidationError as error:
-        raise WrongUsage(f"this is not a cut; use JSON as 'stream info --json' prints it: {reasons(error)}") from error
+        raise WrongUsage(
+            "this is not a cut; use JSON as 'stream info --json' prints it, or text such as "
+            f"'shop/orders[0:120, 1:80]': {reasons(error)}"
+        ) from error

@@ -1,0 +1,87 @@
+"""``readergroup peek``, and ``readergroup read`` between two places: they move no group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import readergroup as rg
+from tests.readergroup.cli.test_commands import Cli
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Cli:
+    """A stream of two segments with 500 events, and its tail after the first 400 of them in a file."""
+    cli = Cli(tmp_path)
+    cli.ok("stream", "create", "shop/orders", "--segments", "2")
+    with rg.connect(cli.url) as client:
+        for first, last in ((0, 400), (400, 500)):
+            with client.writer("shop/orders") as writer:
+                for number in range(first, last):
+                    writer.write(b"%d" % number, f"key-{number % 5}")
+            if first == 0:
+                (tmp_path / "cut").write_text(str(client.streams.info("shop/orders").tail))
+        client.groups.create("billing", streams=["shop/orders"])
+    return cli
+
+
+def test_events_between_two_places_are_read_without_a_group(orders: Cli, tmp_path: Path) -> None:
+    cut = (tmp_path / "cut").read_text()
+    everything = [int(line) for line in orders.ok("read", "shop/orders", "--from", "head").split()]
+    assert sorted(everything) == list(range(500))
+    for key in range(5):
+        assert [each for each in everything if each % 5 == key] == list(range(key, 500, 5))
+    before = orders.ok("read", "shop/orders", "--to", cut).split()
+    after = orders.ok("read", "shop/orders", "--from", cut, "--to", "tail").split()
+    assert sorted(map(int, before)) == list(range(400)) and sorted(map(int, after)) == list(range(400, 500))
+    assert orders.ok("read", "shop/orders", "--from", "tail") == ""
+    assert orders.ok("read", "shop/orders", "--from", "1h").count("\n") == 500
+    assert orders.ok("read", "shop/orders", "--from", "head", "--limit", "7").count("\n") == 7
+    whole = json.loads(orders.ok("stream", "info", "shop/orders", "--json"))
+    assert orders.ok("read", "shop/orders", "--from", "-", input=json.dumps(whole["tail"])) == ""
+    assert json.loads(orders.ok("group", "lag", "billing", "--json"))["events"] == 500
+
+
+def test_events_are_read_across_a_scale_in_the_order_of_their_keys(orders: Cli) -> None:
+    with rg.connect(orders.url) as client:
+        client.streams.scale("shop/orders", split=[0])
+        with client.writer("shop/orders") as writer:
+            for number in range(500, 600):
+                writer.write(b"%d" % number, f"key-{number % 5}")
+    everything = [int(line) for line in orders.ok("read", "shop/orders", "--from", "head").split()]
+    for key in range(5):
+        assert [each for each in everything if each % 5 == key] == list(range(key, 600, 5))
+
+
+def test_the_newest_events_are_shown(orders: Cli) -> None:
+    shown = orders.ok("peek", "shop/orders")
+    assert shown.count("\n") == 12 and "key-4" in shown
+    newest = [
+        json.loads(line)["data"] for line in orders.ok("peek", "shop/orders", "--limit", "20", "--json").splitlines()
+    ]
+    assert len(newest) == 20 and min(map(int, newest)) >= 400
+    first = [
+        json.loads(line)["data"] for line in orders.ok("peek", "shop/orders", "--from", "head", "--json").splitlines()
+    ]
+    assert len(first) == 10 and max(map(int, first)) < 100
+    with rg.connect(orders.url) as client, client.writer("shop/orders") as writer:
+        writer.write(b"\xff" * 100_000)
+        writer.write(b"x" * 100_000)
+    shown = orders.ok("peek", "shop/orders", "--limit", "500")
+    assert "100,000 bytes: ff ff" in shown and len(shown) < 100_000 and shown.count("\n") >= 502
+    orders.ok("stream", "create", "shop/empty")
+    assert orders.ok("peek", "shop/empty") == "shop/empty: no events\n"
+
+
+def test_wrong_places_are_refused(orders: Cli) -> None:
+    assert "--group NAME" in orders.fails(2, "read", "shop/orders")
+    assert "--group NAME" in orders.fails(2, "read", "shop/orders", "--group", "g", "--from", "head")
+    assert "need --group" in orders.fails(2, "read", "shop/orders", "--from", "head", "--follow")
+    assert "such as 2h" in orders.fails(2, "read", "shop/orders", "--from", "noon")
+    assert "timezone" in orders.fails(2, "read", "shop/orders", "--from", "2026-11-25")
+    assert "not a cut" in orders.fails(2, "peek", "shop/orders", "--from", "{")
+    assert "a cut of shop/other" in orders.fails(2, "peek", "shop/orders", "--from", "shop/other[0:0]")
+    assert "stream create" in orders.fails(1, "peek", "shop/typo")
+    assert "offset=1" in orders.fails(1, "peek", "shop/orders", "--from", "shop/orders[0:1, 1:0]")
