@@ -208,10 +208,13 @@ class Client:
             from .dead_letters.letters import DeadLetters
             from .dead_letters.statuses import LETTER_UPDATES, LetterStatuses
 
-        def statuses() -> StateSynchronizer[LetterStatuses]:
-            name, initial = f"dead-letter-status/{stream}", LetterStatuses()
-            options = self._state_options
-            return self._keep(StateSynchronizer(self.store, name, initial=initial, updates=LETTER_UPDATES, **options))
+        def statuses(initial: LetterStatuses | None) -> StateSynchronizer[LetterStatuses]:
+            name, options = f"dead-letter-status/{stream}", self._state_options
+            return self._keep(
+                StateSynchronizer(
+                    self.store, name, initial=initial, state_type=LetterStatuses, updates=LETTER_UPDATES, **options
+                )
+            )
 
         return DeadLetters(stream, self.streams, self.batch, self.lock, statuses)
 

@@ -22,6 +22,7 @@ from . import (
     reading,
     serving,
     sinks,
+    states,
     streams,
     transfer,
     watching,
@@ -49,6 +50,7 @@ groups.commands.command()(configuring.remove_reader)
 groups.commands.command()(notifications.notifications)
 app.add_typer(groups.commands, name="group")
 app.add_typer(config.commands, name="config")
+app.add_typer(states.commands, name="state")
 app.add_typer(sinks.commands, name="sink")
 app.add_typer(outbox.commands, name="outbox")
 app.add_typer(dead_letters.commands, name="dead-letters")

@@ -87,7 +87,7 @@ class DeadLetters:
         streams: StreamManager,
         batch: BatchClient,
         lock: Locking,
-        open_statuses: Callable[[], StateSynchronizer[LetterStatuses]],
+        open_statuses: Callable[[LetterStatuses | None], StateSynchronizer[LetterStatuses]],
     ) -> None:
         self.stream = check_stream_name(stream)
         self._streams = streams
@@ -296,12 +296,17 @@ class DeadLetters:
 
     def _synchronizer(self) -> StateSynchronizer[LetterStatuses]:
         if self._opened is None:
-            self._opened = self._open_statuses()
+            self._opened = self._open_statuses(LetterStatuses())
         return self._opened
 
     def _statuses(self) -> LetterStatuses:
-        self._streams.fetch_state(self.stream)  # raises if there is no such stream, and nothing is created for it
-        return self._synchronizer().fetch_updates()
+        self._streams.fetch_state(self.stream)  # raises if there is no such stream
+        if self._opened is None:
+            try:
+                self._opened = self._open_statuses(None)
+            except NotFoundError:  # reading creates nothing
+                return LetterStatuses()
+        return self._opened.fetch_updates()
 
 
 class _Work:

@@ -121,6 +121,11 @@ def decode_entries(
     return entries
 
 
+def previous_of(data: bytes) -> int:
+    """Return the checksum that the entry at the start of ``data`` repeats: that of the entry before it."""
+    return int(_HEADER.unpack_from(data, _PREFIX.size)[3]) if len(data) >= _OVERHEAD else 0
+
+
 def _decode_entry(segment: str, view: memoryview, offset: int, previous: int, max_body_bytes: int) -> Entry | None:
     """Return the entry at the start of ``view``; None if it is incomplete."""
     if len(view) < _OVERHEAD:
