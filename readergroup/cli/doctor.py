@@ -19,8 +19,9 @@ from synchronizer import ReaderGroupError, UnsupportedError
 from synchronizer.extras import install_hint
 
 from ..java import check_java
-from .screen import say
+from .screen import print_json, say
 from .session import Failed, Session, WrongUsage
+from .streams import AsJson
 
 #: The packages that a task imports, and their oldest versions that are checked.
 _PACKAGES: Final[Mapping[str, tuple[int, ...]]] = {"pyspark": (4, 2), "pyarrow": (19,), "msgspec": (0, 19)}
@@ -62,6 +63,7 @@ def doctor(
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that the job may take.")] = 120.0,
+    as_json: AsJson = False,
 ) -> None:
     """Say what is missing, and where: the store, and with --spark all that Spark needs.
 
@@ -72,9 +74,14 @@ def doctor(
         raise WrongUsage("--conf is for the Spark of --master; name it")
     session: Session = context.obj
     missing = 0
+    found = []
     for check in _checks(session, spark or master is not None, master, settings, timeout):
         missing += not check.is_fine
-        say(f"{'ok' if check.is_fine else 'missing':8} {check.where:12} {check.text}")
+        found.append(check._asdict())
+        if not as_json:
+            say(f"{'ok' if check.is_fine else 'missing':8} {check.where:12} {check.text}")
+    if as_json:
+        print_json(found)
     if missing:
         raise typer.Exit(1)
 

@@ -148,6 +148,7 @@ def reset(
         ),
     ],
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Move a group to another position. Running readers continue there."""
     with session(context).connect() as client:
@@ -156,6 +157,9 @@ def reset(
         confirm(f"Reset the reader group {group} to {to}?", yes)
         found.reset(place)
         cuts = found.stream_cuts()
+    if as_json:
+        print_json({"group": group, "stream_cuts": dict(cuts)})
+        return
     say(f"{group}: continues at {', '.join(map(str, cuts.values()))}")
 
 
@@ -186,13 +190,16 @@ def _reset_target(group: rg.ReaderGroup, text: str) -> ResetTarget:
 
 
 @commands.command()
-def delete(context: typer.Context, group: Name, yes: Yes = False) -> None:
+def delete(context: typer.Context, group: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete a group and its positions, permanently."""
     with session(context).connect() as client:
         client.groups.get(group)
         confirm(f"Delete the reader group {group} and its positions?", yes)
         client.groups.delete(group)
-    say(f"{group}: deleted")
+    if as_json:
+        print_json({"group": group, "deleted": True})
+    else:
+        say(f"{group}: deleted")
 
 
 def lag_table(lag: rg.GroupLag, rates: Mapping[rg.SegmentId, float] | None = None) -> RenderableType:

@@ -12,7 +12,6 @@ import typer
 
 import readergroup as rg
 
-from ..batch.unread import UnreadSegment
 from .places import PLACE_HELP, events_between, place_of, read_range
 from .reading import json_line, print_lines
 from .screen import clipped, count, out, say, table
@@ -81,6 +80,8 @@ def _flat(parts: Iterable[list[rg.Event[bytes]]]) -> Iterator[rg.Event[bytes]]:
 
 def _end_of(client: rg.Client, whole: rg.SegmentRange, limit: int) -> list[rg.Event[bytes]]:
     """Return the last events of the range."""
+    from ..batch.unread import UnreadSegment
+
     size = _END_BYTES
     while True:
         start = max(whole.start, whole.end - size)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import merge
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import readergroup as rg
 
-from ..streams.data.places import Place
 from .screen import warn
 from .session import WrongUsage
 from .streams import parse_cut
 from .times import TIME_HELP, parse_time
+
+if TYPE_CHECKING:
+    from ..streams.data.places import Place
 
 PLACE_HELP: Final = f"head, tail, {TIME_HELP}, or a cut as 'stream info --json' or the library prints it"
 _STEP: Final = 1000

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 import readergroup as rg
-from synchronizer import State, Update
 
 from .screen import clipped, count, out, print_json, say, size, table
 from .session import Failed, WrongUsage, session
 from .streams import AsJson
 
 if TYPE_CHECKING:
+    from synchronizer import State, Update
     from synchronizer.log.entries import Entry
 
 commands = typer.Typer(
@@ -171,6 +171,8 @@ def _check_name(name: str) -> None:
 
 
 def _own_classes(text: str) -> _Kind:
+    from synchronizer import State, Update
+
     module, _, name = text.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -258,14 +258,17 @@ def truncate(
 
 
 @commands.command()
-def delete(context: typer.Context, stream: Name, yes: Yes = False) -> None:
+def delete(context: typer.Context, stream: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete a stream and its data, permanently."""
     with session(context).connect() as client:
         with suppress(rg.StreamBeingCopiedError):  # deletion discards an unfinished copy
             client.streams.info(stream)
         confirm(f"Delete the stream {stream} and all its data?", yes)
         client.streams.delete(stream)
-    say(f"{stream}: deleted")
+    if as_json:
+        print_json({"stream": stream, "deleted": True})
+    else:
+        say(f"{stream}: deleted")
 
 
 def confirm(question: str, yes: bool) -> None:

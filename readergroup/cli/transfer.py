@@ -112,6 +112,7 @@ def export(
     start: Start = None,
     end: End = None,
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the events of a stream to a file, with their routing keys and headers.
 
@@ -143,7 +144,11 @@ def export(
                     events += len(batch)
                     advance(batch.end - at, count(events, "event"))
                     at = batch.end
-    if not _is_stream(file):
+    if _is_stream(file):
+        return
+    if as_json:
+        print_json({"stream": stream, "events": events, "file": str(file)})
+    else:
         say(f"{stream}: {count(events, 'event')} exported to {file}")
 
 

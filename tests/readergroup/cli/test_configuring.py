@@ -61,3 +61,17 @@ def test_a_reader_is_removed(orders: Cli) -> None:
         assert "its readers: r1" in orders.fails(1, "group", "remove-reader", "billing", "r2", "--yes")
         assert orders.ok("group", "remove-reader", "billing", "r1", "--yes") == "billing: r1 removed\n"
     assert "has no reader 'r1'" in orders.fails(1, "group", "remove-reader", "billing", "r1", "--yes", "--json")
+
+
+def test_what_commands_did_is_told_as_json(orders: Cli, tmp_path: Path) -> None:
+    orders.ok("group", "create", "billing", "--stream", "shop/orders")
+    found = json.loads(orders.ok("group", "reset", "billing", "--to", "tail", "--yes", "--json"))
+    assert found["group"] == "billing" and found["stream_cuts"]["shop/orders"]["offsets"]
+    exported = json.loads(orders.ok("stream", "export", "shop/orders", f"{tmp_path}/x.jsonl", "--json"))
+    assert exported == {"stream": "shop/orders", "events": 0, "file": f"{tmp_path}/x.jsonl"}
+    assert all(each["is_fine"] for each in json.loads(orders.ok("doctor", "--json")))
+    assert json.loads(orders.ok("group", "delete", "billing", "--yes", "--json")) == {
+        "group": "billing",
+        "deleted": True,
+    }
+    assert json.loads(orders.ok("stream", "delete", "shop/orders", "--yes", "--json"))["deleted"] is True
