@@ -1,5 +1,6 @@
 # make demo    the main job, on this Python's standard library or on INPUT=path      make demo-spark    on Spark
 # make serve-demo    the page of readergroup serve, on a group that works
+# make demo-autoscale   a stream and its readers scale with a day of load, in a minute
 # make test    the whole test suite          make check       lint, types, layers
 # make test-stores STORES=nats    what takes a store, all of it on these (memory,sqlite,postgresql,nats,nats-cluster)
 #              and what is too broad for make test: more seeds, more schedules
@@ -25,10 +26,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 PACKAGES := synchronizer notifications readergroup
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark serve-demo test java test-stores test-lowest check bench simulate chaos soak wheel-test clean
+.PHONY: help demo demo-autoscale demo-spark serve-demo test java test-stores test-lowest check bench simulate chaos soak wheel-test clean
 
 help:
-	@sed -n '1,9s/^# //p' Makefile
+	@sed -n '1,10s/^# //p' Makefile
 
 # Each stamp stands for one set of dependencies, and is as new as the pyproject.toml that was installed.
 $(VENV)/bin/python:
@@ -60,6 +61,9 @@ $(VENV)/.installed-serve: pyproject.toml | $(VENV)/bin/python
 
 serve-demo: $(VENV)/.installed-serve
 	@$(BIN)/python -m readergroup.demo.serving
+
+demo-autoscale: $(VENV)/.installed-demo
+	@$(BIN)/readergroup demo --autoscale
 
 demo-spark: $(VENV)/.installed-spark java
 	@$(BIN)/readergroup demo --spark $(if $(INPUT),"$$INPUT")

@@ -16,7 +16,7 @@ import typer
 from synchronizer.extras import install_hint
 
 from .screen import count, out, warn
-from .session import Failed
+from .session import Failed, WrongUsage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +44,10 @@ def demo(
     spark: Annotated[
         bool, typer.Option("--spark", help="Count with Spark instead: a complete stream, and one that grows.")
     ] = False,
+    autoscale: Annotated[
+        bool,
+        typer.Option("--autoscale", help="Instead, let a stream and its readers scale with a day of generated load."),
+    ] = False,
 ) -> None:
     """Count the words of many files with a pool of processes while one is killed, and check every line.
 
@@ -57,6 +61,12 @@ def demo(
     from ..demo.corpus import of_path, standard_library
 
     console = out()
+    if autoscale:
+        if spark or path is not None:
+            raise WrongUsage("--autoscale generates its events; use it without --spark and PATH")
+        with _folder(output) as folder, _warnings_on(console):
+            _on_load(folder, console, keep=output is not None)
+        return
     files = standard_library() if path is None else of_path(path)
     if files.unreadable:
         warn(f"skipping {count(files.unreadable, 'file')} that cannot be read")
@@ -91,6 +101,30 @@ def _on_spark(files: Corpus, folder: Path, console: Console) -> tuple[Path, int]
             ("growing", f"as in the files, in {outcome.batches} batches over a split and a merge"),
         )
     return outcome.picture, len(differences)
+
+
+def _on_load(folder: Path, console: Console, *, keep: bool) -> None:
+    """Run the demo on a day of load."""
+    from ..demo.on_load import draw_day, run_day
+
+    result = run_day(folder, console)
+    picture = folder / "demo.png"
+    draw_day(result, picture)
+    console.print()
+    for difference in result.differences[:_SHOWN]:
+        console.print(f"wrong: {difference}")
+    if result.differences:
+        raise Failed(f"{count(len(result.differences), 'difference')}; all files are kept in {folder}")
+    _report_facts(
+        console,
+        ("events", f"{result.written:,}, each read, those of a key in order"),
+        ("read twice", f"{result.repeated:,}"),
+        ("segments", " -> ".join(map(str, result.segments))),
+        ("readers", f"up to {result.most_readers}"),
+    )
+    console.print(f"\nPicture: {picture}", soft_wrap=True)
+    if not keep:
+        _keep_only(picture)
 
 
 @contextmanager

@@ -146,7 +146,7 @@ class _DemoRun:
                 notifier.register_listener(self.story.hear)
             self.ownership = stack.enter_context(OwnershipFollower(self._group, self.now))
             self._feeder = Feeder(self._client, STREAM, self.corpus, backlog=max(100, int(self.total * _BACKLOG)))
-            self._pool = _PoolThread(
+            self._pool = PoolThread(
                 self._group.pool(
                     handle_batch=CountWords(self.folder),
                     serializer=LineSerializer(),
@@ -284,7 +284,7 @@ class _DemoRun:
         return victim in self.ownership.dead and others >= set(owned)
 
 
-class _PoolThread:
+class PoolThread:
     """A pool that runs in a thread of its own, so that the script can act on it."""
 
     def __init__(self, pool: ReaderPool[Any]) -> None:
