@@ -6,7 +6,7 @@ from synchronizer.lazy_exports import lazy_exports
 
 # For type checkers and editors. At run time a name loads its module when it is first used, as _MODULES says.
 if TYPE_CHECKING:
-    from .notification import PRESENT_VALUE, SEVERAL_CHANGES, Change, Notification, NotificationKey
+    from .notification import OBSERVATION, PRESENT_VALUE, SEVERAL_CHANGES, Change, Notification, NotificationKey
     from .notifier import PollingNotifier
     from .system import Listener, NotificationSystem, Subscription
 
@@ -16,6 +16,7 @@ __all__ = [
     "Notification",
     "NotificationKey",
     "NotificationSystem",
+    "OBSERVATION",
     "PRESENT_VALUE",
     "PollingNotifier",
     "SEVERAL_CHANGES",
@@ -24,7 +25,7 @@ __all__ = [
 
 
 _MODULES = {
-    ".notification": "Change Notification NotificationKey PRESENT_VALUE SEVERAL_CHANGES",
+    ".notification": "Change Notification NotificationKey OBSERVATION PRESENT_VALUE SEVERAL_CHANGES",
     ".notifier": "PollingNotifier",
     ".system": "Listener NotificationSystem Subscription",
 }

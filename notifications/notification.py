@@ -14,6 +14,8 @@ from synchronizer import Revision
 PRESENT_VALUE: Final = "present value"
 #: The cause of a notification that stands for several changes.
 SEVERAL_CHANGES: Final = "several changes"
+#: The cause of a notification of what a notifier observed outside of the log.
+OBSERVATION: Final = "observation"
 
 
 class Change(BaseModel):

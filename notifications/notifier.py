@@ -36,7 +36,7 @@ from synchronizer.threads.loading import loading
 from .background import BackgroundPolling
 from .durable import DEFAULT_ROLE_TIMEOUT_SECONDS, DurableListening, attribute_of, forget
 from .mailbox import Mailbox, N
-from .notification import PRESENT_VALUE, SEVERAL_CHANGES, Change
+from .notification import OBSERVATION, PRESENT_VALUE, SEVERAL_CHANGES, Change
 from .system import CLOSE_TIMEOUT_SECONDS, DEFAULT_QUEUE_SIZE, Listener, NotificationSystem, Subscription
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._revision = Revision(0, 0)
         self._drained = Revision(0, 0)
         self._failed: Transition[S] | None = None  # the newest one on which `detect` failed
+        self._observations = 0  # how many notifications `look` has returned
         self._missed = False  # changes were not seen one by one, and no notification has reported it yet
         self._closed = False
         self._process_id = os.getpid()
@@ -142,6 +143,17 @@ class PollingNotifier(ABC, Generic[S, N]):
             after: The state after the change.
             change: Pass it to each `Notification`.
         """
+
+    def look(self, state: S, change: Change) -> Iterable[N]:
+        """Return notifications of what is so now without a change in the log, such as what `before_poll` measured.
+
+        Runs at each poll, after `detect`, while there are listeners. Not for durable listeners.
+
+        Args:
+            state: The state that was told last.
+            change: Pass it to each `Notification`. Its cause is `OBSERVATION`.
+        """
+        return ()
 
     def before_poll(self) -> None:
         """Do work before each poll, such as recording external observations in the state. May use the store.
@@ -324,17 +336,32 @@ class PollingNotifier(ABC, Generic[S, N]):
                 self._failed, skipped = None, False
             except Exception as raised:
                 error, self._failed, skipped = raised, transition, True
+        if error is None and self._state is not None and (self._subscriptions or self._waiting is not None):
+            try:
+                self._publish(self._observed(self._state))
+            except Exception as raised:
+                error = raised
         return error
+
+    def _observed(self, state: S) -> Sequence[N]:
+        observed = self.look(state, self._make_change(self._revision, OBSERVATION))
+        check_returned(observed, "look", may_yield=True, source=self.source)
+        found = [notification.at(index) for index, notification in enumerate(observed, self._observations + 1)]
+        self._observations += len(found)
+        return found
+
+    def _publish(self, notifications: Iterable[N]) -> None:
+        for notification in notifications:
+            self._system.publish(notification)
+            if self._waiting is not None:
+                self._waiting.put(notification)
 
     def _tell_transition(self, transition: Transition[S], *, gap: bool) -> None:
         told: Sequence[N] = ()
         if self._subscriptions or self._waiting is not None:
             # Detect all before telling the first: if `detect` fails halfway, the first ones would be repeated.
             told = self._find_out(self._state, transition, gap=gap, missed=self._missed)
-            for notification in told:
-                self._system.publish(notification)
-                if self._waiting is not None:
-                    self._waiting.put(notification)
+            self._publish(told)
         self._missed = (gap or self._missed) and not told
         self._state, self._revision = transition.after, transition.revision
 

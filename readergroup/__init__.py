@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from .group.lag import GroupLag, SegmentLag
+    from .group.lag_notifier import LagNotification
     from .group.model.checkpoint import Checkpoint
     from .group.model.config import ReaderGroupConfig
     from .group.model.state import ReaderGroupState
@@ -158,6 +159,7 @@ __all__ = [
     "HeldLock",
     "InvalidArgumentError",
     "JsonSerializer",
+    "LagNotification",
     "LagSample",
     "LeaderElection",
     "LeaseLostError",
@@ -258,6 +260,7 @@ _MODULES = {
         "StreamExistsError WorkerError"
     ),
     ".group.lag": "GroupLag SegmentLag",
+    ".group.lag_notifier": "LagNotification",
     ".group.model.checkpoint": "Checkpoint",
     ".group.model.config": "ReaderGroupConfig",
     ".group.model.state": "ReaderGroupState",

@@ -76,7 +76,8 @@ NOT_TYPED: Mapping[str, frozenset[str]] = {
     "our own code calls it": frozenset({
         "BatchClient.ranges_between", "Deadline.remaining", "EventBatch.offset_after",
         "EventBatch.only", "EventBatch.slices_after", "EventBatch.without", "LeaderElection.on_news",
-        "PollingNotifier.detect", "ReaderGroup.open_reader", "ReaderGroupManager.note_skipped", "Staging.encode",
+        "PollingNotifier.detect", "PollingNotifier.look",
+        "ReaderGroup.open_reader", "ReaderGroupManager.note_skipped", "Staging.encode",
         "Staging.write_encoded",
         "StreamManager.delete_staged", "StreamManager.finish_pending", "StreamManager.resolve",
         "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put", "Subscription.receive",

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from ..group.lag import STALLED_SECONDS
+from ..group.lag_notifier import LagNotification
 from ..group.manager import ReaderGroupManager as SyncReaderGroupManager
 from ..group.model.checkpoint import Checkpoint
 from ..group.model.config import ReaderGroupConfig
@@ -58,6 +60,27 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         self.reader_notifier: Notifier[ReaderNotification] = Notifier(wrapped.reader_notifier, calls)
         self.checkpoint_notifier: Notifier[CheckpointNotification] = Notifier(wrapped.checkpoint_notifier, calls)
         self.retention_notifier: Notifier[RetentionNotification] = Notifier(wrapped.retention_notifier, calls)
+
+    def lag_notifier(
+        self,
+        *,
+        threshold_seconds: float | None = 60.0,
+        threshold_events: int | None = None,
+        stalled_seconds: float | None = STALLED_SECONDS,
+    ) -> Notifier[LagNotification]:
+        """Return the notifier of a lag that crosses a threshold, and of segments that stall.
+
+        Args:
+            threshold_seconds: As of `ReaderGroup.lag_notifier`, and so are the others.
+            threshold_events: The events behind.
+            stalled_seconds: For how long a position stays where it is.
+        """
+        return Notifier(
+            self._wrapped.lag_notifier(
+                threshold_seconds=threshold_seconds, threshold_events=threshold_events, stalled_seconds=stalled_seconds
+            ),
+            self._calls,
+        )
 
     name = Plain(lambda group: str(group.name))
     online_readers = awaited(SyncReaderGroup.online_readers)

@@ -41,6 +41,7 @@ def watch(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
             found.retention_notifier,
         ):
             notifier.register_listener(heard.put)
+        found.lag_notifier().register_listener(heard.put_lag)
         if as_json:
             _print_json_lines(heard)
         elif out().is_terminal:
@@ -56,6 +57,13 @@ class _Heard:
         # A queue that is safe in signal handlers; None marks the end.
         self._queue: SimpleQueue[rg.Notification | None] = SimpleQueue()
         self.put = self._queue.put
+        self._lag_was_high = False
+
+    def put_lag(self, notification: rg.LagNotification) -> None:
+        """Put it, unless it is the first one and says that all is well."""
+        if notification.behind or notification.stalled or self._lag_was_high:
+            self._lag_was_high = True
+            self.put(notification)
 
     def stop(self) -> None:
         self._queue.put(None)
@@ -153,7 +161,7 @@ def _silent(group: rg.ReaderGroup, leases: LeaseObserver) -> list[str]:
     return sorted(leases.observe(now, with_lease, values, timeout_seconds, renewed_at=now, asked_at=asked_at))
 
 
-def behind(lag: rg.GroupLag | rg.LagSample) -> str:
+def behind(lag: rg.GroupLag | rg.LagSample | rg.LagNotification) -> str:
     return f"{count(lag.events, 'event')} behind ({size(lag.bytes)}, {lag.seconds:,.1f} s)"
 
 
@@ -188,5 +196,11 @@ def words(notification: rg.Notification) -> str:
             )
         case rg.LagSample():
             return f"lag: {behind(notification)}"
+        case rg.LagNotification():
+            stalled = [
+                f"{segment} stalls at {reader or 'no reader'}" for segment, reader in notification.stalled.items()
+            ]
+            level = "the group is" if notification.behind else "within the limit:"
+            return f"lag: {'; '.join([f'{level} {behind(notification)}', *stalled])}"
         case _:
             return f"{type(notification).__name__}: {notification.cause}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Final
@@ -20,6 +21,8 @@ from .model.state import ReaderGroupState
 
 #: How much of a segment is read to estimate the age and size of its next events.
 _SAMPLE_BYTES: Final = 128 * 1024
+#: After how long without a move a segment with events counts as stalled.
+STALLED_SECONDS: Final = 60.0
 
 
 class SegmentLag(BaseModel):
@@ -34,6 +37,14 @@ class SegmentLag(BaseModel):
     events: int
     #: How long ago the next event was written, by the clocks of its writer and of this process; 0 without one.
     seconds: float
+    #: For how long events have waited here without a move of the position, as far as this `ReaderGroup` has measured
+    #: the lag, by `ReaderGroup.lag` or a `ReaderGroup.lag_notifier`.
+    unmoved_seconds: float = 0.0
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the position has not moved for a minute although events wait."""
+        return self.unmoved_seconds >= STALLED_SECONDS
 
 
 class GroupLag(BaseModel):
@@ -70,6 +81,31 @@ class GroupLag(BaseModel):
     def seconds(self) -> float:
         """The lag of the segment that is furthest behind."""
         return max((lag.seconds for lag in self.segments.values()), default=0.0)
+
+
+class Movement:
+    """Watches for how long positions have not moved although events wait. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[SegmentId, tuple[int, float]] = {}  # the offset of each segment with events, and since when
+
+    def added_to(self, lag: GroupLag, now: float) -> GroupLag:
+        """Return the lag with `SegmentLag.unmoved_seconds`. ``now`` is the time on a monotonic clock."""
+        with self._lock:
+            before = self._since
+            self._since = {
+                segment: before[segment] if before.get(segment, (None, 0.0))[0] == each.offset else (each.offset, now)
+                for segment, each in lag.segments.items()
+                if each.bytes
+            }
+            unmoved = {segment: now - since for segment, (_, since) in self._since.items()}
+        return GroupLag(
+            segments={
+                segment: each.model_copy(update={"unmoved_seconds": unmoved[segment]}) if segment in unmoved else each
+                for segment, each in lag.segments.items()
+            }
+        )
 
 
 def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[SegmentId, int]:

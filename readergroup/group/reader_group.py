@@ -46,7 +46,8 @@ from .checkpointing import take_checkpoint
 from .configuring import configure
 from .coordinator import ReaderCoordinator, follow_streams
 from .following import CheckpointCallback, Claims, SegmentCallback
-from .lag import GroupLag, group_lag, positions
+from .lag import STALLED_SECONDS, GroupLag, Movement, group_lag, positions
+from .lag_notifier import LagNotifier, LagThresholds
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, new_reader_id
 from .model.state import ReaderGroupState
@@ -119,6 +120,8 @@ class ReaderGroup:
         self.reader_notifier = ReaderNotifier(synchronizer, source=name)
         self.checkpoint_notifier = CheckpointNotifier(synchronizer, source=name)
         self.retention_notifier = RetentionNotifier(synchronizer, source=name)
+        self._lag_notifiers: dict[LagThresholds, LagNotifier] = {}
+        self._movement = Movement()
 
     @property
     def counters(self) -> GroupCounters:
@@ -512,7 +515,45 @@ class ReaderGroup:
         """Return how far the group is behind its streams now, by the committed positions of its readers."""
         follow_streams(self._updater)
         offsets, state = self._positions()
-        return group_lag(state, offsets, self.synchronizer.store, self.synchronizer.clock.time())
+        clock = self.synchronizer.clock
+        return self._movement.added_to(
+            group_lag(state, offsets, self.synchronizer.store, clock.time()), clock.monotonic()
+        )
+
+    def lag_notifier(
+        self,
+        *,
+        threshold_seconds: float | None = 60.0,
+        threshold_events: int | None = None,
+        stalled_seconds: float | None = STALLED_SECONDS,
+    ) -> LagNotifier:
+        """Return the notifier of a lag that crosses a threshold, and of segments that stall.
+
+        Its listeners hear upward when the lag exceeds a threshold, and downward when it is at most half of each. Equal
+        arguments return the same notifier. It measures in this process, while it has listeners.
+
+        Args:
+            threshold_seconds: How long ago the next event was written, in the segment that is furthest behind; None: no
+                matter how long. Default: 60.
+            threshold_events: The events behind, in total. Default: no matter how many.
+            stalled_seconds: For how long a position stays where it is, although events wait, until its segment counts
+                as stalled; None: never. Default: 60. Give more if one event can take longer.
+
+        Raises:
+            InvalidArgumentError: A value is out of range, or all are None.
+            ClosedError: The client is closed.
+        """
+        thresholds = LagThresholds(threshold_seconds, threshold_events, stalled_seconds)
+        thresholds.check()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the client is closed; open another", group=self.name)
+            found = self._lag_notifiers.get(thresholds)
+            if found is None:
+                found = self._lag_notifiers[thresholds] = LagNotifier(
+                    self.synchronizer, source=self.name, lag=self.lag, thresholds=thresholds
+                )
+            return found
 
     def stream_cuts(self) -> Mapping[str, StreamCut]:
         """Return the group's cut of each stream, by the committed positions of its readers."""
@@ -715,6 +756,7 @@ class ReaderGroup:
             self.reader_notifier,
             self.checkpoint_notifier,
             self.retention_notifier,
+            *list(self._lag_notifiers.values()),
         )
 
     def _close_readers(self) -> None:

@@ -76,7 +76,7 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
         "SharedMap.synchronizer", "SharedSet.synchronizer",
     }),
     "for subclasses": frozenset({
-        "PollingNotifier.before_poll", "PollingNotifier.detect", "PollingNotifier.watched",
+        "PollingNotifier.before_poll", "PollingNotifier.detect", "PollingNotifier.look", "PollingNotifier.watched",
     }),
     "the client closes it": frozenset({
         "PollingNotifier.close", "ReaderGroup.close", "ReaderGroupManager.close", "StreamManager.close",
