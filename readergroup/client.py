@@ -157,7 +157,7 @@ class Client:
         with loading():
             from .telemetry.snapshot import snapshot
 
-        return snapshot(self.streams.counters, self.store)
+        return snapshot(self.streams.counters)
 
     def _new_streams(self) -> StreamManager:
         streams = StreamManager(

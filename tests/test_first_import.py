@@ -14,8 +14,8 @@ import readergroup as rg
 #: The dependencies, those of the extras included, and modules of Python that take long to load.
 WATCHED: Final = (
     "apscheduler", "blinker", "isal", "matplotlib", "mmh3", "msgpack", "msgspec", "nats", "notifications",
-    "numpy", "prometheus_client", "psycopg", "pyarrow", "pydantic", "pyspark", "rich", "typer", "readergroup.client",
-    "asyncio", "ctypes", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml",
+    "numpy", "opentelemetry", "prometheus_client", "psycopg", "pyarrow", "pydantic", "pyspark", "rich", "typer",
+    "readergroup.client", "asyncio", "ctypes", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml",
 )  # fmt: skip
 
 CONNECT: Final = "import readergroup as rg; client = rg.connect('memory://')"

@@ -21,6 +21,7 @@ from ..group.reader import Reader
 from ..streams.event import Event, EventBatch
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
+from ..telemetry.hooks import hooks
 from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError, loop_of, pause_of_sink
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
@@ -93,6 +94,8 @@ class Worker(Generic[T]):
         self._reader: Reader[T] | None = None
         self._dead_letters: EventWriter[DeadLetter] | None = None
         self._handle_what: Handle = self._with_sink(task.handler)
+        if hooks.around is not None:
+            self._handle_what = hooks.around(self._handle_what, task.group.name, reader_id)
         self._awaiting: Awaiting | None = None
         if task.concurrency == 1 and is_async(task.handler) and loop_of(task.handler) is None:
             with loading():

@@ -115,8 +115,8 @@ class StreamManager:
         self.copies = Copies(self.metadata, self._data, self._pending)
         #: For transactions.
         self.finished_keys = FinishedKeys(self.metadata)
-        #: What this client has done. Its store counts by itself.
-        self.counters: Final = Counters()
+        #: What this client has done.
+        self.counters: Final = Counters(store.counters)
         #: Shared by the writers of this manager.
         self.writer_threads: Final = TaskThreads("writers", self.clock)
         #: Writers to close with this manager. Their threads keep them alive until they are closed.

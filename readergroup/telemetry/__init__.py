@@ -8,6 +8,7 @@ from synchronizer.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from .prometheus import PrometheusCollector
     from .snapshot import GroupTelemetry, Latency, OutboxTelemetry, StoreTelemetry, StreamTelemetry, Telemetry
+    from .tracing import instrument, uninstrument
 
 __all__ = [
     "GroupTelemetry",
@@ -17,11 +18,14 @@ __all__ = [
     "StoreTelemetry",
     "StreamTelemetry",
     "Telemetry",
+    "instrument",
+    "uninstrument",
 ]
 
 _MODULES = {
     ".prometheus": "PrometheusCollector",
     ".snapshot": "GroupTelemetry Latency OutboxTelemetry StoreTelemetry StreamTelemetry Telemetry",
+    ".tracing": "instrument uninstrument",
 }
 
 if not TYPE_CHECKING:

@@ -6,11 +6,11 @@ out of the batch in hand, and what a worker handles now, they know anyway: a sna
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from synchronizer.counting import Latencies
+from synchronizer.counting import Latencies, StoreCounters
 
 C = TypeVar("C")
 
@@ -127,9 +127,19 @@ class Names(Generic[C]):
 
 
 class Counters:
-    """The counters of one client, apart from those of its store."""
+    """The counters of one client."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: StoreCounters) -> None:
+        self.store: Final = store
         self.streams: Final = Names(StreamCounters)
         self.groups: Final = Names(GroupCounters)
         self.outboxes: Final = Names(OutboxCounters)
+        _all[id(self)] = self
+
+
+_all: Final[WeakValueDictionary[int, Counters]] = WeakValueDictionary()
+
+
+def all_counters() -> Sequence[Counters]:
+    """Return those of all clients of this process."""
+    return [counters for ref in _all.valuerefs() if (counters := ref()) is not None]

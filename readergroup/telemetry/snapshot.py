@@ -8,7 +8,6 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from synchronizer import SegmentStore
 from synchronizer.counting import LATENCY_BOUNDS, Latencies
 
 from .counters import Counters, GroupCounters, OutboxCounters, StreamCounters
@@ -93,13 +92,13 @@ class Telemetry(_Snapshot):
     store: StoreTelemetry
 
 
-def snapshot(counters: Counters, store: SegmentStore) -> Telemetry:
+def snapshot(counters: Counters) -> Telemetry:
     """Return what these counters say now. Never waits."""
     return Telemetry(
         streams={name: _stream(found) for name, found in counters.streams.all().items()},
         groups={name: _group(found) for name, found in counters.groups.all().items()},
         outboxes={name: _outbox(found) for name, found in counters.outboxes.all().items()},
-        store=StoreTelemetry(appends=_latency(store.counters.appends), errors=dict(store.counters.errors)),
+        store=StoreTelemetry(appends=_latency(counters.store.appends), errors=dict(counters.store.errors)),
     )
 
 

@@ -29,7 +29,7 @@ from readergroup.testing import (  # noqa: F401
     second_client,
 )
 from synchronizer import open_store
-from synchronizer.counting import LATENCY_BOUNDS, Latencies
+from synchronizer.counting import LATENCY_BOUNDS, Latencies, StoreCounters
 from tests.waiting import until
 
 STREAM = "shop/orders"
@@ -128,7 +128,7 @@ def test_numbers_never_shrink_while_events_are_read(client: rg.Client) -> None:
 
 
 def test_threads_lose_no_addition() -> None:
-    latencies, counters = Latencies(), Counters()
+    latencies, counters = Latencies(), Counters(StoreCounters())
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 
@@ -277,11 +277,10 @@ def test_transactions_of_a_sink(client: rg.Client, tmp_path: Path) -> None:
 
 
 def test_names_are_bounded() -> None:
-    counters = Counters()
+    counters = Counters(StoreCounters())
     for number in range(MOST_NAMES + 500):
         counters.streams[f"shop/{number}"].count(1, 10)
-    with open_store("memory://") as store:
-        found = snapshot(counters, store).streams
+    found = snapshot(counters).streams
     assert len(found) == MOST_NAMES + 1
     assert found["(others)"].events_written == 500
 
