@@ -27,6 +27,7 @@ from synchronizer.liveness.lease import DeathWatch
 from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
 
+from ..telemetry.logs import LogAbout
 from .model import balance
 from .model.state import ReaderState
 from .pace import Pace
@@ -67,7 +68,8 @@ class ReaderCoordinator:
         self._readers: WeakValueDictionary[str, CoordinatedReader] = WeakValueDictionary()
         #: Whether the store was unavailable at the last renewal of a lease.
         self.is_cut_off = False
-        name, keeper = self._synchronizer.name, partial(Keeper, clock=self._clock, logger=_logger)
+        self._logger = LogAbout(_logger, group=updater.group)
+        name, keeper = self._synchronizer.name, partial(Keeper, clock=self._clock, logger=self._logger)
         self._leases = keeper(lambda: self.renew() if self._readers else None, name=f"{name}-leases")
         self._group = keeper(
             lambda: self.work() if self._readers else None, name=f"{name}-group", wait=self._wait_for_work
@@ -142,15 +144,19 @@ class ReaderCoordinator:
             except ClosedError:
                 raise
             except NotFoundError as error:  # the group was deleted: there is nothing to renew
-                _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
+                self._log_of(reader, error)
             except Exception as error:
                 is_cut_off |= is_store_unavailable(error)
                 if not isinstance(error, ReaderGroupError):
                     survive(error, f"{self._synchronizer.name}-leases")
-                _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
+                self._log_of(reader, error)
                 due = min(due, self._clock.monotonic() + RETRY_SECONDS)  # the renewal stays due
         self.is_cut_off = is_cut_off
         return due
+
+    def _log_of(self, reader: CoordinatedReader, error: Exception) -> None:
+        extra = {"reader": reader.reader_id}
+        self._logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error, extra=extra)
 
     # ------------------------------------------------------------------ the group
 
@@ -203,7 +209,10 @@ class ReaderCoordinator:
         )
         for reader in self._updater.remove_dead(dead) if dead else ():
             self._updater.counters.readers_declared_dead += 1
-            _logger.warning("reader %s of %s is dead: its lease expired", reader, self._synchronizer.name)
+            extra = {"reader": reader, "revision": str(self._synchronizer.revision)}
+            self._logger.warning(
+                "reader %s of %s is dead: its lease expired", reader, self._synchronizer.name, extra=extra
+            )
         return self._deaths.due
 
     def _follow(self) -> float:
@@ -287,9 +296,10 @@ class ReaderCoordinator:
         self._under_way = None
         waiting = self._updater.fail_checkpoint(found.token)
         if waiting is not None:
-            _logger.warning(
+            self._logger.warning(
                 "%s: checkpoint %s was cancelled after %.3g s, because these readers did not pass it: %s",
                 *(self._synchronizer.name, found.name, seconds, ", ".join(sorted(waiting))),
+                extra={"revision": str(self._synchronizer.revision)},
             )
         return now
 

@@ -81,7 +81,7 @@ class GroupFollower(Generic[T]):
         self._on_checkpoint = None if on_checkpoint is None else checked(on_checkpoint, "on_checkpoint")
         self._is_settled = is_settled
         self._claims = claims
-        self._group = updater.synchronizer.name.removeprefix("group/")
+        self._group = updater.group
         self._timeout = timeout
         #: The segments of which no further event may be started now.
         self.frozen: frozenset[SegmentId] = frozenset()

@@ -28,6 +28,7 @@ from synchronizer.liveness.timing import RENEWALS
 
 from ..errors import ReaderNotInGroupError
 from ..streams.event import Position
+from ..telemetry.logs import LogAbout
 from .coordinator import ReaderCoordinator
 from .model.config import ReaderGroupConfig
 from .model.positions import Positions
@@ -81,6 +82,7 @@ class GroupMember:
         self._updater = updater
         self._coordinator = coordinator
         self._synchronizer = updater.synchronizer
+        self._logger = LogAbout(_logger, group=updater.group, reader=reader_id)
         self._clock = updater.synchronizer.clock
         self._positions = positions
         self._busy_since = busy_since
@@ -117,7 +119,8 @@ class GroupMember:
         self.lease.lose()
         why = _STAYS_OUT["replaced"] if self.reader_id in state.readers else self._why_it_stays_out()
         if why is None:
-            _logger.warning("reader %s was declared dead and rejoins", self.reader_id)
+            extra = {"revision": str(self._synchronizer.revision)}
+            self._logger.warning("reader %s was declared dead and rejoins", self.reader_id, extra=extra)
             self._counters.leases_lost += 1
             self.join(deadline.remaining(self._timeout))
             return
@@ -149,11 +152,11 @@ class GroupMember:
             if self._gone is None:
                 self._remove(at)
         except NotFoundError:
-            _logger.debug("reader %s: its group was deleted", self.reader_id)
+            self._logger.debug("reader %s: its group was deleted", self.reader_id)
         except (StoreUnavailableError, StoreFullError, DeadlineExceededError, OutcomeUnknownError) as error:
             if at is not None:
                 raise
-            _logger.warning(
+            self._logger.warning(
                 "reader %s could not leave its group; its lease will expire, and others continue from its last "
                 "commit: %s",
                 self.reader_id,
@@ -273,7 +276,7 @@ class GroupMember:
             self._coordinator.add(self)  # if the answer to the join was lost, the lease begins only now
             return True
         if self.is_in(self.fetch(deadline)):
-            _logger.warning("reader %s lost its lease and rejoins", self.reader_id)
+            self._logger.warning("reader %s lost its lease and rejoins", self.reader_id)
             self._counters.leases_lost += 1
             self.join(deadline.remaining(self._timeout))
         return False
@@ -306,7 +309,7 @@ class GroupMember:
     def _note_overdue(self, seconds: float) -> None:
         if not self._is_overdue:
             self._is_overdue = True
-            _logger.warning(
+            self._logger.warning(
                 "reader %s of %s was not called for %.3g s and no longer renews its lease: others take over its "
                 "segments, and it rejoins at its next call; if handlers may take that long, raise "
                 "max_processing_seconds",

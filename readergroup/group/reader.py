@@ -36,6 +36,7 @@ from ..errors import EndOfDataError, ReaderNotInGroupError
 from ..streams.config import SegmentId, check_name, stream_of
 from ..streams.event import Event, EventBatch, Position
 from ..streams.serializers import Serializer, check_serializer
+from ..telemetry.logs import LogAbout
 from .assigned_segments import AssignedSegment, AssignedSegments
 from .coordinator import ReaderCoordinator
 from .following import CheckpointCallback, Claims, GroupFollower, SegmentCallback
@@ -101,6 +102,7 @@ class Reader(Generic[T]):
         check_duration(timeout, "timeout")
         self.reader_id = check_name(reader_id, "reader")
         self._updater = updater
+        self._logger = LogAbout(_logger, group=updater.group, reader=reader_id)
         self._synchronizer = updater.synchronizer
         self._store = updater.synchronizer.store
         self._clock = updater.synchronizer.clock
@@ -348,7 +350,9 @@ class Reader(Generic[T]):
         except ReaderGroupError:
             if kind is None:
                 raise
-            _logger.warning("reader %s could not leave its group; its lease will expire", self.reader_id, exc_info=True)
+            self._logger.warning(
+                "reader %s could not leave its group; its lease will expire", self.reader_id, exc_info=True
+            )
 
     def __repr__(self) -> str:
         return f"Reader({self.reader_id!r}, {self._synchronizer.name!r}, {len(self._segments.by_id)} segments)"
@@ -409,7 +413,7 @@ class Reader(Generic[T]):
         self._member.has_news = True
         is_away = is_store_unavailable(error) or isinstance(error, StoreFullError)  # else only a race was lost
         if is_away and not self._is_cut_off:
-            _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
+            self._logger.warning("reader %s waits for the store: %s", self.reader_id, error)
         self._is_cut_off = is_away
         self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
 

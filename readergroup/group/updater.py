@@ -64,9 +64,14 @@ class GroupUpdater:
         self.streams = streams
 
     @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self.synchronizer.name.removeprefix("group/")
+
+    @property
     def counters(self) -> GroupCounters:
         """What this client has done in the group."""
-        return self.streams.counters.groups[self.synchronizer.name.removeprefix("group/")]
+        return self.streams.counters.groups[self.group]
 
     @property
     def state(self) -> ReaderGroupState:

@@ -46,6 +46,7 @@ from ..group.model.state import ReaderGroupState
 from ..group.notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
 from ..group.updater import GroupUpdater
 from ..streams.data.segment_reader import SegmentReader
+from ..telemetry.logs import LogAbout
 from .entries import LIFE, LagSample, encode_entry, encode_notification, microseconds, record_segment
 
 #: The attribute of the record's segment with the last recorded revision and the number of lag samples.
@@ -118,6 +119,7 @@ class NotificationRecording:
         check_count(retention_bytes, "retention_bytes", or_none=True)
         self._group = group
         self._updater = updater
+        self._logger = LogAbout(_logger, group=updater.group)
         self._synchronizer = updater.synchronizer
         self._store: SegmentStore = updater.synchronizer.store
         self._log = updater.synchronizer.segment
@@ -179,7 +181,7 @@ class NotificationRecording:
                 self._closed = True
                 self._record(None, timeout=CLOSE_SECONDS)
         except ReaderGroupError as error:
-            _logger.warning(
+            self._logger.warning(
                 "the record of %s is incomplete until the next recording continues it: %s", self._group.name, error
             )
         finally:

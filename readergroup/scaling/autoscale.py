@@ -20,6 +20,7 @@ from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.timing import observe_interval
 from synchronizer.threads.background import BackgroundThread
 
+from ..telemetry.logs import LogAbout
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaled_group import ScaledGroup
 from .scaler import LOOK_SECONDS, Scaler
@@ -67,6 +68,7 @@ class Autoscaling:
 
     def __init__(self, group: ScaledGroup, policy: ReaderScalingPolicy, callback: Callback) -> None:
         self._group = group
+        self._logger = LogAbout(_logger, group=group.name)
         self._policy = policy
         self._callback = checked(callback, "a callback for autoscaling")
         synchronizer = group.synchronizer
@@ -84,7 +86,7 @@ class Autoscaling:
             self._step_until_closed,
             name=f"autoscaling of {group.name}",
             clock=self._clock,
-            logger=_logger,
+            logger=self._logger,
             on_end=self._release,
             max_pause_seconds=self._interval_seconds,
         )
@@ -120,12 +122,12 @@ class Autoscaling:
             return None if self._closed else self._step()
         except NotFoundError as error:
             self._is_deleted = True
-            _logger.info("autoscaling of %s ends: %s", self._group.name, error)
+            self._logger.info("autoscaling of %s ends: %s", self._group.name, error)
             return None
 
     def _release(self, closed: ClosedError | None) -> None:
         if closed is not None:
-            _logger.info("autoscaling of %s ends: %s", self._group.name, closed)
+            self._logger.info("autoscaling of %s ends: %s", self._group.name, closed)
         try:
             if self._call is not None:
                 self._call.thread.join(CLOSE_SECONDS)
@@ -136,7 +138,7 @@ class Autoscaling:
         except ClosedError:
             pass  # the role expires
         except ReaderGroupError as error:
-            _logger.warning("the role of %s could not be released and will expire: %s", self._group.name, error)
+            self._logger.warning("the role of %s could not be released and will expire: %s", self._group.name, error)
 
     def _step(self) -> float:
         """Do one round; return when the next is due."""
@@ -192,11 +194,12 @@ class Autoscaling:
         self._failures += 1
         pause = growing_pause(self._failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
         self._call_at = self._clock.monotonic() + pause
-        _logger.error(
+        self._logger.error(
             "the autoscaling callback raised; it is called again in %.3g s: %r",
             pause,
             self._callback,
             exc_info=call.error,
+            extra={"revision": str(call.decision.revision)},
         )
         return True
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
+from ..telemetry.logs import fields_of
+
 _logger = logging.getLogger(__name__)
 
 #: How long a handler may take to end after it was cancelled, before the worker complains.
@@ -69,6 +71,7 @@ class _Lateness:
             "a handler still runs %.3g s after it was cancelled for handler_timeout_seconds=%.6g, and later events of "
             "its key wait for it; let asyncio.CancelledError pass: %r",
             *(CANCEL_SECONDS, self._timeout_seconds, self._what),
+            extra=fields_of(self._what),
         )
 
 

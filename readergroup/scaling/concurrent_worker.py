@@ -6,7 +6,6 @@ segment is processed. An executor runs the handlers. Between them is `InFlight`,
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -48,8 +47,6 @@ _LONG_SECONDS: Final = 0.25
 _SETTLE_SECONDS: Final = 0.2
 #: How long a worker that fails waits for the handlers that run.
 _FAILURE_SECONDS: Final = 25.0
-
-_logger = logging.getLogger(__name__)
 
 
 class _DeadlyError(Exception):
@@ -128,7 +125,7 @@ class ConcurrentWorker(Worker[T]):
         if is_async(handle):
             loop = loop_of(task.handler)
             return LoopExecutor(self, handle, task.concurrency, task.handler_timeout_seconds, name, loop)
-        return ThreadExecutor(self, handle, task.concurrency, name)
+        return ThreadExecutor(self, handle, task.concurrency, name, self._logger)
 
     def _run_on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         assert isinstance(self._executor, LoopExecutor)
@@ -157,7 +154,7 @@ class ConcurrentWorker(Worker[T]):
             except EndOfDataError:
                 return
             except TruncatedError as error:
-                _logger.warning("worker %s continues after truncated data: %s", self.reader_id, error)
+                self._logger.warning("worker %s continues after truncated data: %s", self.reader_id, error)
                 continue
             if batch is not None:
                 self._add(batch)
@@ -240,7 +237,7 @@ class ConcurrentWorker(Worker[T]):
         try:
             stored = sink.settle([(self._places[segment], *place) for segment, place in unsettled.items()])
         except StoreUnavailableError as error:
-            _logger.warning("worker %s stores its positions later: %s", self.reader_id, error)
+            self._logger.warning("worker %s stores its positions later: %s", self.reader_id, error)
             return []
         found = [(place.segment, *unsettled[place.segment]) for place in stored]
         unsettled.clear()

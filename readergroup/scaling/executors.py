@@ -16,6 +16,7 @@ from synchronizer import ClosedError, StoreUnavailableError
 from synchronizer.threads.background import BackgroundThread
 
 from ..streams.event import Event, EventBatch
+from ..telemetry.logs import LogAbout
 from .awaiting import attempt
 from .in_flight import Item
 
@@ -79,7 +80,15 @@ class Executor(Protocol):
 class ThreadExecutor:
     """Up to ``concurrency`` threads, each of which runs one item at a time."""
 
-    def __init__(self, source: Source, handle: Callable[[Any], object], concurrency: int, name: str) -> None:
+    def __init__(
+        self,
+        source: Source,
+        handle: Callable[[Any], object],
+        concurrency: int,
+        name: str,
+        logger: logging.Logger | LogAbout = _logger,
+    ) -> None:
+        self._logger = logger
         self._source = source
         self._handle = handle
         self._concurrency = concurrency
@@ -108,7 +117,7 @@ class ThreadExecutor:
                     self._threads -= 1
                     if not self._threads:
                         raise
-                _logger.warning("%s continues with %d threads: %s", self._name, self._threads, error)
+                self._logger.warning("%s continues with %d threads: %s", self._name, self._threads, error)
                 return
 
     def close(self) -> None:

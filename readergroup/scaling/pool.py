@@ -34,6 +34,7 @@ from ..errors import ReaderNotInGroupError
 from ..group.model.config import new_reader_id
 from ..group.updater import GroupUpdater
 from ..streams.serializers import Serializer, check_serializer, keeps_bytes
+from ..telemetry.logs import LogAbout
 from .handlers import ArrowHandler, Order
 from .in_hand import InHand
 from .policy import MAX_CONCURRENCY, ReaderScalingPolicy
@@ -139,6 +140,7 @@ class ReaderPool(Generic[T]):
             readers = ReaderScalingPolicy(min_readers=readers, max_readers=readers)
         self._client = client
         self._group = group
+        self._logger = LogAbout(_logger, group=group.name)
         self._updater = updater
         self._clock = client.clock
         self._policy = readers = readers.model_copy(update={"concurrency": int(concurrency)})
@@ -319,10 +321,18 @@ class ReaderPool(Generic[T]):
         except ReaderGroupError as error:
             if not error.retryable:
                 raise
-            _logger.warning("the lag of %s is unknown now, so the pool keeps its size: %s", self._group.name, error)
+            self._logger.warning(
+                "the lag of %s is unknown now, so the pool keeps its size: %s", self._group.name, error
+            )
             return
         if decision.desired_readers != self._desired:
-            _logger.info("%s: %d readers: %s", self._group.name, decision.desired_readers, decision.reason)
+            self._logger.info(
+                "%s: %d readers: %s",
+                self._group.name,
+                decision.desired_readers,
+                decision.reason,
+                extra={"revision": str(decision.revision)},
+            )
         self._desired = decision.desired_readers
 
     @property
@@ -366,7 +376,9 @@ class ReaderPool(Generic[T]):
         if isinstance(failure, ClosedError) and self._stopping:
             return  # the client is closing
         if not _may_pass(failure):
-            _logger.error("worker %s failed, and the pool drains: %s", worker.reader_id, failure)
+            self._logger.error(
+                "worker %s failed, and the pool drains: %s", worker.reader_id, failure, extra=_of(worker)
+            )
             self._failure = self._failure or failure
             return
         if isinstance(failure, ChildProcessError) or not isinstance(failure, Exception):
@@ -382,18 +394,19 @@ class ReaderPool(Generic[T]):
             self._deaths.popleft()
         pause = growing_pause(len(self._deaths), first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
         self._start_at = now + pause
-        _logger.warning("the next worker starts in %.3g s: %s", pause, why)
+        self._logger.warning("the next worker starts in %.3g s: %s", pause, why)
 
     def _count_death(self, worker: PoolWorker) -> None:
         """Tell all workers which events this one died over, before one of them gets these events."""
         for what in worker.left_in_hand:
             deaths = self._died_over.pop(what, 0) + 1
             self._died_over[what] = deaths
-            _logger.warning(
+            self._logger.warning(
                 "worker %s died while it handled %s; %d workers died at this event so far",
                 worker.reader_id,
                 what.pointer,
                 deaths,
+                extra={**_of(worker), "segment": what.segment},
             )
             for other in self._workers:
                 if isinstance(other, ProcessWorker):
@@ -409,7 +422,9 @@ class ReaderPool(Generic[T]):
             )
             self._updater.counters.readers_declared_dead += 1
         except ReaderGroupError as error:
-            _logger.info("worker %s is removed when its lease expires: %s", worker.reader_id, error)
+            self._logger.info(
+                "worker %s is removed when its lease expires: %s", worker.reader_id, error, extra=_of(worker)
+            )
 
     # ------------------------------------------------------------------ the end
 
@@ -426,15 +441,20 @@ class ReaderPool(Generic[T]):
         finally:
             with ExitStack() as ending:  # ends every worker, even if an interrupt hits while ending another
                 for worker in self._workers:
-                    _logger.warning(
+                    self._logger.warning(
                         "worker %s did not finish within %.3g s and is terminated; others take over its segments",
                         worker.reader_id,
                         timeout,
+                        extra=_of(worker),
                     )
                     if isinstance(worker, ProcessWorker):
                         ending.callback(self._take_out, worker)  # runs after `worker.end`
                     ending.callback(worker.end)
                 self._workers = []
+
+
+def _of(worker: PoolWorker) -> dict[str, str]:
+    return {"reader": worker.reader_id}
 
 
 def _checked_order(order: Order | None, *, of_batches: bool) -> Order:

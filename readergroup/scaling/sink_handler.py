@@ -22,6 +22,7 @@ from ..sinks.sql_sink import SinkTransaction, SqlSink
 from ..sql.errors import is_conflict, is_passing
 from ..sql.scripts import now
 from ..streams.event import Event, EventBatch
+from ..telemetry.logs import fields_of
 from .handlers import NotHandledError, WorkerStoppedError, pause_of_sink
 
 _logger = logging.getLogger(__name__)
@@ -55,7 +56,9 @@ class _Calls:
     def _pause(self, what: What, failures: int, error: Exception) -> float:
         seconds = pause_of_sink(failures)
         _logger.warning(
-            "%r was not stored, and comes again in %.3g s: %s: %s", what, seconds, type(error).__name__, error
+            "%r was not stored, and comes again in %.3g s: %s: %s",
+            *(what, seconds, type(error).__name__, error),
+            extra=fields_of(what),
         )
         return seconds
 

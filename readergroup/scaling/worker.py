@@ -22,6 +22,7 @@ from ..streams.event import Event, EventBatch
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
 from ..telemetry.hooks import hooks
+from ..telemetry.logs import LogAbout
 from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError, loop_of, pause_of_sink
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
@@ -86,6 +87,7 @@ class Worker(Generic[T]):
     def __init__(self, task: Task[T], reader_id: str, hand: Hand | None = None) -> None:
         self.reader_id = reader_id
         self._task = task
+        self._logger = LogAbout(_logger, group=task.group.name, reader=reader_id)
         self._hand = hand
         self._deaths: dict[InHand, int] = {}
         self._clock = task.client.clock
@@ -116,9 +118,9 @@ class Worker(Generic[T]):
         except NotHandledError as error:
             if not isinstance(error.error, WorkerStoppedError):
                 raise error.error from error.error.__cause__
-            _logger.info("worker %s was stopped before its database answered", self.reader_id)
+            self._logger.info("worker %s was stopped before its database answered", self.reader_id)
         except WorkerStoppedError:
-            _logger.info("worker %s was stopped before another attempt", self.reader_id)
+            self._logger.info("worker %s was stopped before another attempt", self.reader_id)
         finally:
             self.close()
 
@@ -207,7 +209,7 @@ class Worker(Generic[T]):
                 else:
                     self._handle_events_in_sight(self._hand, self._handler, reader)
         except TruncatedError as error:
-            _logger.warning("worker %s continues after truncated data: %s", self.reader_id, error)
+            self._logger.warning("worker %s continues after truncated data: %s", self.reader_id, error)
             return False
         return True
 
@@ -335,7 +337,7 @@ class Worker(Generic[T]):
         """Log the failed attempt, and return the seconds until the next."""
         self._counters.retries += 1
         delay = self._task.retry.delay_after(attempt)
-        _logger.warning(
+        self._logger.warning(
             "attempt %d of %d at %s failed; the next is in %.3g s: %s: %s",
             attempt,
             self._task.retry.attempts,
@@ -343,6 +345,7 @@ class Worker(Generic[T]):
             delay,
             type(error).__name__,
             error,
+            extra={"segment": event.segment},
         )
         return delay
 
@@ -372,7 +375,13 @@ class Worker(Generic[T]):
         self._dead_letters.flush()
         self._counters.dead_letters += 1
         self._skip_in_sink(event)
-        _logger.error("%s was moved to the dead letters in %s", event.pointer, retry.dead_letters, exc_info=error)
+        self._logger.error(
+            "%s was moved to the dead letters in %s",
+            event.pointer,
+            retry.dead_letters,
+            exc_info=error,
+            extra={"segment": event.segment},
+        )
 
     def _skip_in_sink(self, event: Event[T]) -> None:
         """Let the sink's position pass the event."""
@@ -383,8 +392,10 @@ class Worker(Generic[T]):
             except StoreUnavailableError as error:
                 failures += 1
                 pause = pause_of_sink(failures)
-                _logger.warning(
-                    "the next try to store the position behind %s is in %.3g s: %s", event.pointer, pause, error
+                self._logger.warning(
+                    "the next try to store the position behind %s is in %.3g s: %s",
+                    *(event.pointer, pause, error),
+                    extra={"segment": event.segment},
                 )
                 if self._clock.wait(self._stopping, pause):
                     raise NotHandledError(WorkerStoppedError()) from error

@@ -10,6 +10,7 @@ from typing import Any
 from synchronizer import ClosedError, ReaderGroupError
 from synchronizer.threads.background import BackgroundThread
 
+from ..telemetry.logs import LogAbout
 from .in_hand import InHand
 from .starting_worker import new_worker
 from .worker import Task
@@ -22,6 +23,7 @@ class ThreadWorker:
 
     def __init__(self, task: Task[Any], reader_id: str, on_end: Callable[[], object]) -> None:
         self.reader_id = reader_id
+        self._logger = LogAbout(_logger, group=task.group.name, reader=reader_id)
         self.pid = os.getpid()
         self.stopping = False
         #: The error that ended the worker; None after the end of the data or a stop.
@@ -52,7 +54,9 @@ class ThreadWorker:
         try:
             self._worker.leave()
         except ReaderGroupError as error:
-            _logger.warning("worker %s could not leave its group; its lease will expire: %s", self.reader_id, error)
+            self._logger.warning(
+                "worker %s could not leave its group; its lease will expire: %s", self.reader_id, error
+            )
 
     def _run(self) -> None:
         try:

@@ -46,7 +46,7 @@ class Keeper:
         *,
         name: str,
         clock: Clock,
-        logger: logging.Logger,
+        logger: logging.Logger | logging.LoggerAdapter[logging.Logger],
         wait: Callable[[float], object] | None = None,
         on_end: Callable[[ClosedError | None], None] = lambda _: None,
         max_pause_seconds: float = RETRY_SECONDS,
