@@ -36,6 +36,7 @@ from .spark_plain import spark_plain
 from .starting import start
 from .stores import STORES, Store
 from .takeover import takeover
+from .telemetry import telemetry
 from .updating import contend, update
 from .waiting import wait
 from .waking import wake
@@ -48,6 +49,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "bulk": bulk,
     "columns": columns,
     "concurrency": concurrency,
+    "telemetry": telemetry,
     "copy": copy,
     "spark": spark,
     "spark-plain": spark_plain,
