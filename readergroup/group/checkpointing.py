@@ -113,7 +113,7 @@ class PendingCheckpoint:
             for update in transition.updates:
                 if isinstance(update, FailCheckpoint) and update.checkpoint == self._seen.token and update.cancelled:
                     raise CheckpointCancelledError(
-                        "group.cancel_checkpoint cancelled the checkpoint", checkpoint=self._name
+                        "a call of cancel_checkpoint cancelled the checkpoint", checkpoint=self._name
                     )
             raise CheckpointFailedError(
                 "the checkpoint was cancelled, because the group was reset, the end of a stream changed, or the "

@@ -56,7 +56,7 @@ def _changed(before: ReaderGroupConfig, changes: Mapping[str, Any]) -> ReaderGro
 
 def _start_of_known(**facts: object) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "a start is where an added stream begins; move the group in a stream that it reads with group.reset", **facts
+        "a start is where an added stream begins; reset the group to move it in a stream that it reads", **facts
     )
 
 

@@ -224,7 +224,7 @@ class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
         reads = ("streams", "start", "end")
         if any(getattr(self.config, field) != getattr(state.config, field) for field in reads):
             raise InvalidArgumentError(
-                "this update cannot change the streams and bounds of a group; use group.configure"
+                "this update cannot change the streams and bounds of a group; use ConfigureStreams"
             )
         return state.replace(config=self.config)
 
