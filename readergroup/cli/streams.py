@@ -47,6 +47,11 @@ Merge = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Neighbouring 
 
 #: The text of a cut, as ``str`` makes it.
 _PRINTED_CUT: Final = re.compile(r"(\S+/\S+)\[([0-9]+:[0-9]+(?:, [0-9]+:[0-9]+)*)\]")
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="NAME=VALUE", help="A tag; may be given several times.", show_default=False),
+]
+
 _NO_NUMBERS: Final[list[str]] = []
 
 
@@ -63,13 +68,14 @@ def create(
     min_age: MinAge = None,
     min_bytes: MinBytes = None,
     consumed_by: ConsumedBy = None,
+    tag: Tags = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a stream. If it exists with these options, nothing changes."""
     retention = policy_of(max_age, max_bytes, min_age, min_bytes, consumed_by)
     scaling = scaling_of(segments, scale_events, scale_bytes, max_segments)
     with session(context).connect(may_create=True) as client:
-        show_change(client.streams.create(stream, scaling=scaling, retention=retention), as_json)
+        show_change(client.streams.create(stream, scaling=scaling, retention=retention, tags=_tags(tag)), as_json)
 
 
 @commands.command()
@@ -89,23 +95,30 @@ def configure(
     min_bytes: MinBytes = None,
     consumed_by: ConsumedBy = None,
     no_retention: Annotated[bool, typer.Option("--no-retention", help="Keep all events from now on.")] = False,
+    tag: Tags = None,
+    no_tags: Annotated[bool, typer.Option("--no-tags", help="Remove all tags.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set how a stream scales by itself, or which events it deletes: the options replace all former ones of a kind."""
+    """Set how a stream scales by itself, which events it deletes, or its tags: options replace all former of a kind."""
     retention = policy_of(max_age, max_bytes, min_age, min_bytes, consumed_by)
     scaling = scaling_of(segments, scale_events, scale_bytes, max_segments)
     if retention is not None and no_retention:
         raise WrongUsage("use either options such as --retention-max-age 7d, or --no-retention")
     if scaling is not None and (no_scaling or scaling.load is None):
         raise WrongUsage("use either --scale-events or --scale-bytes, or --no-scaling")
-    if retention is None and scaling is None and not no_retention and not no_scaling:
+    tags = {} if no_tags else _tags(tag)
+    if no_tags and tag:
+        raise WrongUsage("use either --tag or --no-tags")
+    if retention is None and scaling is None and tags is None and not no_retention and not no_scaling:
         raise WrongUsage(
             "use options such as --scale-events 1000, --no-scaling, --retention-max-age 7d or --no-retention"
         )
     with session(context).connect() as client:
         if no_scaling:
             scaling = rg.ScalingPolicy.fixed(len(client.streams.info(stream).segments))
-        found = client.streams.configure(stream, scaling=scaling, retention="none" if no_retention else retention)
+        found = client.streams.configure(
+            stream, scaling=scaling, retention="none" if no_retention else retention, tags=tags
+        )
     if as_json:
         print_json(found)
         return
@@ -113,6 +126,8 @@ def configure(
         say(f"{found.name}: {scaling_in_words(found.config.scaling)}")
     if retention is not None or no_retention:
         say(f"{found.name}: {in_words(found.config.retention)}")
+    if tags is not None:
+        say(f"{found.name}: {_tags_in_words(found.config) or 'no tags'}")
 
 
 @commands.command()
@@ -136,16 +151,18 @@ def list_streams(
         str | None,
         typer.Argument(metavar="SCOPE", help="Show only the streams of this scope. Default: all.", show_default=False),
     ] = None,
+    tag: Tags = None,
     as_json: AsJson = False,
 ) -> None:
     """List the streams."""
+    tags = _tags(tag)
     with session(context).connect() as client:
         if as_json:
-            print_json(list(client.streams.describe_all(scope)))
+            print_json(list(client.streams.describe_all(scope, tag=tags)))
             return
         rows = [
             (state.name, f"{len(state.current):,}", f"{max(0, state.epoch):,}", _condition(state))
-            for state in client.streams.states(scope)
+            for state in client.streams.states(scope, tag=tags)
         ]
     if rows:
         out().print(table("stream", "segments", "epoch", "is", numbers=("segments", "epoch"), rows=rows))
@@ -164,7 +181,8 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    say(f"{found.name}: {count(len(found.segments), 'segment')}, epoch {found.epoch}, {_condition(found)}")
+    described = f"{count(len(found.segments), 'segment')}, epoch {found.epoch}, {_condition(found)}"
+    say(f"{found.name}: {', '.join(filter(None, (described, _tags_in_words(found.config))))}")
     say("")
     rows = []
     for segment, keys in found.segments.items():
@@ -297,6 +315,19 @@ def _number_of(segment: rg.SegmentId) -> int:
 
 def _condition(found: rg.StreamInfo | StreamState) -> str:
     return "sealed" if found.sealed else "open"
+
+
+def _tags(given: list[str] | None) -> dict[str, str] | None:
+    if not given:
+        return None
+    parts = [each.partition("=") for each in given]
+    if not all(name and value for name, _, value in parts):
+        raise WrongUsage(f"a tag must be written like team=payments, not {given!r}")
+    return {name: value for name, _, value in parts}
+
+
+def _tags_in_words(config: rg.StreamConfig) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted((config.tags or {}).items()))
 
 
 def _places(cut: rg.StreamCut, segments: list[rg.SegmentId]) -> str:

@@ -340,11 +340,26 @@ class RetentionPolicy(Configuration):
         return self
 
 
+MAX_TAGS: Final = 128
+MAX_TAG_LENGTH: Final = 250
+
+
+def _tags(tags: Mapping[str, str]) -> Mapping[str, str] | None:
+    if len(tags) > MAX_TAGS:
+        raise ValueError(f"at most {MAX_TAGS} tags are allowed")
+    for text in (*tags, *tags.values()):
+        if not 0 < len(text) <= MAX_TAG_LENGTH:
+            raise ValueError(f"names and values of tags must have 1 to {MAX_TAG_LENGTH} characters")
+    return Map(tags) if tags else None
+
+
 class StreamConfig(Configuration):
     """The config that a stream was created with, or got by ``streams.configure``."""
 
     scaling: ScalingPolicy = ScalingPolicy(segments=1)
     retention: RetentionPolicy | None = None
+    #: Names and values of your choice, by which ``streams.list`` finds the stream.
+    tags: Annotated[Mapping[str, str], AfterValidator(_tags), PlainSerializer(dict)] | None = None
 
     @field_validator("scaling", mode="before")
     @classmethod
@@ -352,6 +367,18 @@ class StreamConfig(Configuration):
         if isinstance(scaling, int):
             raise ValueError("must be a policy, such as ScalingPolicy.fixed(4)")
         return scaling
+
+
+#: The name of a tag, which a stream has with any value, or tags that it has with these values.
+Tag = str | Mapping[str, str]
+
+
+def has_tag(config: StreamConfig, tag: Tag | None) -> bool:
+    """Return whether a stream of this config has the tag; None: any stream."""
+    if tag is None:
+        return True
+    tags = config.tags or {}
+    return tag in tags if isinstance(tag, str) else all(tags.get(name) == value for name, value in tag.items())
 
 
 class KeyRange(FrozenModel):

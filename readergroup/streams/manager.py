@@ -42,7 +42,9 @@ from .config import (
     StreamConfig,
     StreamCut,
     StreamInfo,
+    Tag,
     check_stream_name,
+    has_tag,
 )
 from .copy_parts import OnProgress
 from .copying import By, Copies
@@ -62,10 +64,12 @@ from .transactions.finished_keys import FinishedKeys
 _STREAMS_AT_ONCE: Final = 100
 
 
-def _config(scaling: ScalingPolicy | None, retention: RetentionPolicy | None) -> StreamConfig:
+def _config(
+    scaling: ScalingPolicy | None, retention: RetentionPolicy | None, tags: Mapping[str, str] | None
+) -> StreamConfig:
     check_type(scaling, ScalingPolicy, "scaling", or_none=True)
     check_type(retention, RetentionPolicy, "retention", or_none=True)
-    return StreamConfig(scaling=scaling or ScalingPolicy(segments=1), retention=retention)
+    return StreamConfig(scaling=scaling or ScalingPolicy(segments=1), retention=retention, tags=tags)
 
 
 def _key_range(given: KeyRange | tuple[float, float]) -> KeyRange:
@@ -138,6 +142,7 @@ class StreamManager:
         *,
         scaling: ScalingPolicy | None = None,
         retention: RetentionPolicy | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> StreamInfo:
         """Create the stream and return it. If it exists with the same config, return it.
@@ -146,12 +151,13 @@ class StreamManager:
             name: "scope/name", both of letters, digits, ".", "-" and "_".
             scaling: How many segments it has. Default: one.
             retention: How long it keeps its events. Default: until you truncate it.
+            tags: Names and values by which `list` finds it. Default: none.
             timeout: Seconds to wait for the store. Default: the manager's, as in all calls.
 
         Raises:
             StreamExistsError: The stream exists with another config, or as an incomplete copy.
         """
-        return self._create([name], _config(scaling, retention), timeout)[0]
+        return self._create([name], _config(scaling, retention, tags), timeout)[0]
 
     def create_many(
         self,
@@ -159,6 +165,7 @@ class StreamManager:
         *,
         scaling: ScalingPolicy | None = None,
         retention: RetentionPolicy | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Sequence[StreamInfo]:
         """Create streams of one config and return them in this order, as `create` does: many in one step of the store.
@@ -169,6 +176,7 @@ class StreamManager:
             names: "scope/name" each.
             scaling: How many segments each of them has. Default: one.
             retention: How long each of them keeps its events. Default: until you truncate it.
+            tags: Names and values that each of them gets. Default: none.
             timeout: Seconds to wait for the store in each of many steps.
 
         Raises:
@@ -177,7 +185,7 @@ class StreamManager:
         if isinstance(names, str):
             raise InvalidArgumentError("names must be a collection of names, not one name", names=names)
         check_type(names, Iterable, "names")
-        config, wanted = _config(scaling, retention), [check_stream_name(name) for name in names]
+        config, wanted = _config(scaling, retention, tags), [check_stream_name(name) for name in names]
         different = list(dict.fromkeys(wanted))
         at_once = max(1, min(_STREAMS_AT_ONCE, MAX_CREATED // (config.scaling.segments + 1)))
         found: dict[str, StreamInfo] = {}
@@ -307,6 +315,7 @@ class StreamManager:
         *,
         scaling: ScalingPolicy | None = None,
         retention: RetentionPolicy | Literal["none"] | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> StreamInfo:
         """Change the stream's config.
@@ -316,6 +325,7 @@ class StreamManager:
             scaling: How many segments it has. A policy that scales by itself changes them as the load asks for; with
                 another one the existing segments stay as they are: see `scale`. Default: unchanged.
             retention: How long it keeps its events, or "none": until you truncate it. Default: unchanged.
+            tags: All of its tags from now on; an empty mapping removes them. Default: unchanged.
             timeout: Seconds to wait for the store.
         """
         check_type(scaling, ScalingPolicy, "scaling", or_none=True)
@@ -323,14 +333,16 @@ class StreamManager:
             check_type(retention, RetentionPolicy, "retention", or_none=True)
         deadline = self.metadata.deadline(timeout)
         synchronizer = self.metadata.existing(name, deadline)
-        if scaling is None and retention is None:
-            raise InvalidArgumentError("pass scaling or retention", stream=name)
-        self._register(name, _config(scaling, None if retention == "none" else retention), deadline)
+        if scaling is None and retention is None and tags is None:
+            raise InvalidArgumentError("pass scaling, retention or tags", stream=name)
+        wanted = _config(scaling, None if retention == "none" else retention, tags)
+        self._register(name, wanted, deadline)
 
         def change(state: StreamState) -> Iterable[Update[StreamState]]:
             config = StreamConfig(
                 scaling=scaling or state.config.scaling,
                 retention=state.config.retention if retention is None else None if retention == "none" else retention,
+                tags=state.config.tags if tags is None else wanted.tags,
             )
             return [] if state.exists and state.config == config else [ConfigureStream(config=config)]
 
@@ -455,9 +467,17 @@ class StreamManager:
     def exists(self, name: str, *, timeout: float | None = None) -> bool:
         return self.metadata.exists(name, self.metadata.deadline(timeout))
 
-    def list(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[str]:
-        """Iterate over the names of the streams, of all scopes or of one."""
-        return (state.name for state in self.states(scope, timeout=timeout))
+    def list(self, scope: str | None = None, *, tag: Tag | None = None, timeout: float | None = None) -> Iterator[str]:
+        """Iterate over the names of the streams, of all scopes or of one.
+
+        The metadata of many streams is read at once, and none is kept in memory.
+
+        Args:
+            scope: Only streams of this scope.
+            tag: Only streams with this tag: its name, or a mapping of tags that they all have.
+            timeout: Seconds to wait for each of many steps. Default: the manager's.
+        """
+        return (state.name for state in self.states(scope, tag=tag, timeout=timeout))
 
     def _change(
         self,
@@ -478,13 +498,21 @@ class StreamManager:
         """Return the stream's metadata, as new as this call, with its first segments created."""
         return self._pending.fetch_state(name, self.metadata.deadline(timeout))
 
-    def states(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[StreamState]:
+    def states(
+        self, scope: str | None = None, *, tag: Tag | None = None, timeout: float | None = None
+    ) -> Iterator[StreamState]:
         """Iterate over the metadata of the streams, of all scopes or of one, in order of their names."""
-        return self.metadata.states(scope, timeout)
+        if not isinstance(tag, str):
+            check_type(tag, Mapping, "tag", or_none=True)
+            for text in (part for each in (tag or {}).items() for part in each):
+                check_type(text, str, "each name and value of tag")
+        return (state for state in self.metadata.states(scope, timeout) if has_tag(state.config, tag))
 
-    def describe_all(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[StreamInfo]:
-        """Iterate over descriptions of the streams, of all scopes or of one, in order of their names."""
-        for state in self.states(scope, timeout=timeout):
+    def describe_all(
+        self, scope: str | None = None, *, tag: Tag | None = None, timeout: float | None = None
+    ) -> Iterator[StreamInfo]:
+        """Iterate over descriptions of the streams, in order of their names. Arguments as of `list`."""
+        for state in self.states(scope, tag=tag, timeout=timeout):
             try:
                 deadline = self.metadata.deadline(timeout)
                 yield self._data.info(state, deadline) if state.current else self.info(state.name, timeout=timeout)

@@ -158,6 +158,18 @@ def test_streams_are_listed_by_scope(orders: Cli) -> None:
     assert orders.json("stream", "list", "nobody") == []
 
 
+def test_streams_are_listed_by_tag(orders: Cli) -> None:
+    orders.ok("stream", "create", "bank/accounts", "--tag", "team=money", "--tag", "tier=1")
+    assert orders.json("stream", "list", "--tag", "team=money") != []
+    assert orders.json("stream", "list", "--tag", "team=shop") == []
+    assert "team=shop" in orders.ok("stream", "configure", "bank/accounts", "--tag", "team=shop")
+    assert "tier" not in orders.ok("stream", "info", "bank/accounts")
+    assert "bank/accounts" in orders.ok("stream", "list", "--tag", "team=shop")
+    assert "team" not in orders.ok("stream", "configure", "bank/accounts", "--no-tags")
+    for wrong in (("--tag", "team"), ("--tag", "a=b", "--no-tags"), ()):
+        orders.fails(2, "stream", "configure", "bank/accounts", *wrong)
+
+
 def test_a_stream_is_split_merged_and_sealed(orders: Cli) -> None:
     assert "(2, 3, 1), epoch 1" in orders.ok("stream", "scale", "shop/orders", "--split", "0")
     assert "(2, 4), epoch 2" in orders.ok("stream", "scale", "shop/orders", "--merge", "3,1")

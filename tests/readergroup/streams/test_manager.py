@@ -130,6 +130,39 @@ def test_streams_are_listed_by_scope_and_deleted_ones_are_not(streams: StreamMan
     assert streams.exists("shop/a") and not streams.exists("other/d") and not streams.exists("no/such")
 
 
+def test_streams_are_listed_by_tag(streams: StreamManager) -> None:
+    streams.create("shop/a", tags={"team": "x", "tier": "1"})
+    streams.create("shop/b", tags={"team": "x"})
+    streams.create("bank/c", tags={"team": "y"})
+    streams.create("bank/d")
+    assert list(streams.list(tag="team")) == ["bank/c", "shop/a", "shop/b"]
+    assert list(streams.list(tag={"team": "x"})) == ["shop/a", "shop/b"]
+    assert list(streams.list("bank", tag={"team": "x"})) == []
+    assert list(streams.list(tag={"team": "x", "tier": "1"})) == ["shop/a"]
+    assert [info.name for info in streams.describe_all(tag="tier")] == ["shop/a"]
+    assert streams.create("shop/b", tags={"team": "x"}).epoch == 0
+    with pytest.raises(StreamExistsError):
+        streams.create("shop/b")
+    assert streams.configure("shop/b", tags={"tier": "2"}).config.tags == {"tier": "2"}
+    assert streams.configure("shop/b", scaling=fixed(2)).config.tags == {"tier": "2"}
+    assert streams.configure("shop/b", tags={}).config.tags is None
+    assert list(streams.list(tag="tier")) == ["shop/a"]
+
+
+@pytest.mark.parametrize("tags", ["team", ["team"], {"team": 1}, {"": "x"}, {"team": ""}, {"team": "x" * 251}])
+def test_bad_tags_are_refused_before_anything_is_written(streams: StreamManager, tags: Any) -> None:
+    streams.create(NAME)
+    before = contents(streams.store)
+    for call in (streams.create, streams.configure):
+        with pytest.raises(InvalidArgumentError, match="tags"):
+            call(NAME, tags=tags)
+    with pytest.raises(InvalidArgumentError, match="tag must be"):
+        streams.list(tag=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="tags"):
+        streams.create(NAME, tags={str(number): "x" for number in range(129)})
+    assert contents(streams.store) == before
+
+
 # ---------------------------------------------------------------------- bad input
 
 

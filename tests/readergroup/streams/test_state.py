@@ -554,6 +554,18 @@ HISTORIES: dict[str, list[Update[StreamState]]] = {
         AbortTransaction(key="monday", at=1_700_565_640.0),
     ],
 }
+TAGGED: list[Update[StreamState]] = [
+    CreateStream(incarnation="a1", config=StreamConfig(tags={"team": "payments", "tier": "1"})),
+    ConfigureStream(config=StreamConfig(tags={"team": "orders"})),
+    ConfigureStream(config=StreamConfig(tags={})),
+]
+
+
+def test_tags_are_written_and_read_as_in_their_first_release() -> None:
+    last = check_history("stream-history-tags-v3.msgpack", CODEC, StreamState(name=NAME), TAGGED)
+    assert last.config == StreamConfig()
+
+
 #: Of many states at once, so that it has a value in every field.
 FULL = StreamState(
     name=NAME,
