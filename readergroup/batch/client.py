@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-from synchronizer import Deadline, InvalidArgumentError, SegmentStore
+from synchronizer import Deadline, InvalidArgumentError, NotFoundError, SegmentStore, TruncatedError
 from synchronizer.arguments import check_count, check_type
 from synchronizer.threads.loading import loading
 
@@ -22,7 +22,7 @@ from ..streams.times import cut_at
 from .admission import Waiting, ends_of_batch, ends_of_events
 from .counting import count_events
 from .ranges import SegmentRange
-from .reading import MAX_EVENTS, Batches, Events
+from .reading import MAX_EVENTS, Batches, Events, reason_for_missing
 from .unread import UnreadSegment
 
 if TYPE_CHECKING:
@@ -37,6 +37,18 @@ class _Reading(NamedTuple):
     state: StreamState
     unread: Mapping[int, UnreadSegment]
     waiting: Sequence[Waiting[int]]
+
+
+def _check_known(state: StreamState, cut: StreamCut) -> None:
+    for segment, offset in cut.offsets.items():
+        number = number_of(segment)
+        if number < state.next_number and number not in state.segments:
+            raise TruncatedError(
+                "the segment was truncated long ago, and the stream no longer knows it; use a later cut, or the head",
+                segment=segment,
+                offset=offset,
+                start_offset=offset,
+            )
 
 
 class BatchClient:
@@ -70,10 +82,14 @@ class BatchClient:
 
         Raises:
             NotFoundError: The stream does not exist.
+            TruncatedError: A cut names a segment that was truncated long ago, so that the stream no longer knows it.
             InvalidArgumentError: A cut is not one of this stream, or ``end`` lies before ``start``.
         """
         check_count(max_bytes, "max_bytes", or_none=True)
         state = self._streams.fetch_state(stream, timeout=timeout)
+        for cut in (start, end):
+            if isinstance(cut, StreamCut) and cut.stream == stream and cut.incarnation in (None, state.incarnation):
+                _check_known(state, cut)
         first = self._streams.resolve(state, start, timeout=timeout, argument="start")
         last = self._streams.resolve(state, end, timeout=timeout, argument="end")
         ranges = self.ranges_between(state, first, last, timeout=timeout)
@@ -255,10 +271,13 @@ class BatchClient:
 
         Raises:
             TruncatedError: Data of the range was truncated.
-            NotFoundError: The segment was deleted.
+            NotFoundError: The stream was deleted.
         """
         check_type(segment_range, SegmentRange, "segment_range")
-        return count_events(self._store, segment_range, self._streams.metadata.backoff)
+        try:
+            return count_events(self._store, segment_range, self._streams.metadata.backoff)
+        except NotFoundError as error:
+            raise reason_for_missing(self._streams, segment_range) from error
 
     @overload
     def read(self, segment_range: SegmentRange) -> Events[bytes]: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Final, Generic, TypeVar
 
 from synchronizer import InvalidArgumentError, NotFoundError, TruncatedError
 from synchronizer.arguments import check_type
@@ -44,8 +44,12 @@ class RangeReader:
         """Return the next events, at most ``max_events``; none at the end."""
         try:
             slices = self._segment.take_slices(max_events)
-        except NotFoundError:
-            self._explain_missing()
+        except NotFoundError as error:
+            missing = reason_for_missing(self._streams, self._range)
+            if isinstance(missing, TruncatedError):  # the next call returns the end
+                self._segment.skip_to_end()
+                self._is_gone = True
+            raise missing from error
         if not slices and self._segment.known_length < self._range.end and not self._is_gone:
             raise InvalidArgumentError(
                 "the range exceeds the end of the segment; use ranges from segment_ranges",
@@ -54,22 +58,21 @@ class RangeReader:
             )
         return slices
 
-    def _explain_missing(self) -> NoReturn:
-        """Raise the reason why the segment is missing; if only its data is gone, the next call returns the end."""
-        state = self._streams.fetch_state(stream_of(self._range.segment))
-        if state.incarnation != self._range.incarnation:
-            raise NotFoundError(
-                "the stream was deleted and created again; get its ranges from segment_ranges",
-                range=str(self._range),
-            )
-        self._segment.skip_to_end()
-        self._is_gone = True
-        raise TruncatedError(
-            "all data of the segment was truncated, and the stream no longer knows it; continue with other ranges",
-            segment=self._range.segment,
-            offset=self._segment.known_length,
-            start_offset=self._range.end,
+
+def reason_for_missing(streams: StreamManager, segment_range: SegmentRange) -> NotFoundError | TruncatedError:
+    """Return why the segment of the range is missing. Raise `NotFoundError` if its stream is."""
+    state = streams.fetch_state(stream_of(segment_range.segment))
+    if state.incarnation != segment_range.incarnation:
+        return NotFoundError(
+            "the stream was deleted and created again; get its ranges from segment_ranges",
+            range=str(segment_range),
         )
+    return TruncatedError(
+        "all data of the segment was truncated, and the stream no longer knows it; continue with other ranges",
+        segment=segment_range.segment,
+        offset=segment_range.start,
+        start_offset=segment_range.end,
+    )
 
 
 class Batches(Iterator[EventBatch[T]]):

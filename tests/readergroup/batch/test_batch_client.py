@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 import readergroup as rg
 from readergroup import SegmentRange, StreamCut
+from readergroup.streams.config import number_of
 from readergroup.streams.data.block import MAX_BLOCK_BYTES
+from readergroup.streams.state import ForgetSegments
 from synchronizer import ManualClock, open_store
 from tests.readergroup.batch.processes import count_events
 
@@ -316,6 +318,24 @@ def test_a_segment_that_the_stream_has_forgotten_is_told_as_truncated(client: rg
         assert raised.value.start_offset == gone.end
         assert next(iterator, None) is None
     assert list(client.batch.divide(gone, 1000)) == [gone]
+    with pytest.raises(rg.TruncatedError, match="no longer knows it"):
+        client.batch.count(gone)
+
+
+def test_a_cut_in_a_segment_that_the_stream_has_forgotten_is_told_as_truncated(client: rg.Client) -> None:
+    place(client, events=100)
+    old = client.streams.info(STREAM)
+    client.streams.scale(STREAM, merge=[number_of(each) for each in old.segments])
+    state = client.streams.fetch_state(STREAM)
+    forget = ForgetSegments(numbers=tuple(map(number_of, old.segments)))
+    client.streams.truncate(STREAM, client.streams.info(STREAM).tail)
+    client.streams.synchronizer(STREAM).update_state(lambda _: [forget])
+    for bounds in ({"start": old.tail}, {"start": "head", "end": old.tail}):
+        with pytest.raises(rg.TruncatedError, match="no longer knows it"):
+            client.batch.segment_ranges(STREAM, **bounds)  # type: ignore[arg-type]
+    unknown = rg.StreamCut(stream=STREAM, offsets={state.segment(99): 0})
+    with pytest.raises(rg.NotFoundError, match="does not exist"):
+        client.batch.segment_ranges(STREAM, start=unknown)
 
 
 def test_a_range_of_a_stream_that_was_created_again_says_so(client: rg.Client) -> None:
