@@ -99,7 +99,7 @@ def configure(
     no_tags: Annotated[bool, typer.Option("--no-tags", help="Remove all tags.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set how a stream scales by itself, which events it deletes, or its tags: options replace all former of a kind."""
+    """Set how a stream scales by itself, which events it deletes, or its tags: options replace all of a kind."""
     retention = policy_of(max_age, max_bytes, min_age, min_bytes, consumed_by)
     scaling = scaling_of(segments, scale_events, scale_bytes, max_segments)
     if retention is not None and no_retention:
