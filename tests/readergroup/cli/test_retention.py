@@ -51,7 +51,7 @@ def test_what_would_be_deleted_is_shown_with_the_groups_that_need_it(cli: Cli) -
     assert "keeps consumed events younger than 1 hours" not in info
     assert "keeps consumed events younger than 60 minutes" in info.replace("\n", " ")
     assert "the most for billing" in info
-    assert "retention AT_LAST_COMMIT" in cli.ok("group", "describe", "billing").replace("\n", " ")
+    assert "retention=AT_LAST_COMMIT" in cli.ok("group", "describe", "billing").replace("\n", " ")
 
 
 @pytest.mark.parametrize(
