@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from synchronizer.log.entries import Entry
 
 commands = typer.Typer(
-    help="List shared states; show their values and what changed them; compact their logs. NAME is as 'state list' "
+    help="List shared states; show their values and what changed them; compact their logs.\n\nNAME is as 'state list' "
     "prints it: state/visits for client.synchronizer('visits'), map/prices for client.shared_map('prices').",
     no_args_is_help=True,
 )

@@ -75,3 +75,12 @@ def test_what_commands_did_is_told_as_json(orders: Cli, tmp_path: Path) -> None:
         "deleted": True,
     }
     assert json.loads(orders.ok("stream", "delete", "shop/orders", "--yes", "--json"))["deleted"] is True
+
+
+def test_fields_and_streams_are_changed_together(orders: Cli) -> None:
+    orders.ok("stream", "create", "shop/payments")
+    orders.ok("group", "create", "billing", "--stream", "shop/orders")
+    shown = orders.ok("group", "configure", "billing", "position_interval_seconds=2", "--add-stream", "shop/payments")
+    assert "shop/orders, shop/payments" in shown and "position_interval_seconds=2" in shown
+    told = orders.fails(2, "group", "configure", "billing", "--add-stream", "shop/x", "--start", "noon")
+    assert "such as 2h" in told
