@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from synchronizer import (
     HeldLock,
     InvalidArgumentError,
+    LeaseLostError,
     Map,
     NotFoundError,
     ReaderGroupError,
@@ -277,9 +278,14 @@ class DeadLetters:
         with self._lock(f"dead-letters/{self.stream}", timeout=timeout) as held:
             work = _Work(self, self._synchronizer(), held)
             found = self._named(named, what) if named else self.list(**filters)
-            for chunk in _chunks(found):
-                held.check()
-                work.replay(chunk) if what == "replay" else work.discard(chunk)
+            try:
+                for chunk in _chunks(found):
+                    held.check()
+                    work.replay(chunk) if what == "replay" else work.discard(chunk)
+            except LeaseLostError as error:
+                raise LeaseLostError(
+                    "another process may replay or discard these dead letters by now; call again", stream=self.stream
+                ) from error
             work.forget_truncated()
         return work.finish()
 
