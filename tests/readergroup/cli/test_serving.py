@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +14,10 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
+from typer.testing import CliRunner
 
 import readergroup as rg
+from readergroup.cli.app import app
 from tests.readergroup.serve.serving import GROUP, STREAM, TOKEN, bearer, filled, served
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -32,14 +31,8 @@ def get(address: str, path: str, headers: Mapping[str, str] = {}) -> tuple[int, 
 
 
 def refusal(url: str, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "readergroup.cli", "serve", "--port", "0", *arguments],
-        env={**os.environ, "READERGROUP_URL": url, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode != 0 and done.stdout == ""
+    done = CliRunner(env={"READERGROUP_URL": url, **environment}).invoke(app, ["serve", "--port", "0", *arguments])
+    assert isinstance(done.exception, SystemExit) and done.exit_code != 0 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("readergroup: ")
     return done.stderr
 
@@ -98,7 +91,7 @@ def test_a_foreign_host_name_is_refused_here_even_with_a_token(url: str) -> None
         assert get(address, "groups", {**bearer(), "Host": "evil.example"})[0] == 421
 
 
-def test_what_cannot_work_is_said_in_a_line(url: str, tmp_path: Path) -> None:
+def test_what_cannot_work_is_said_in_a_line(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -106,8 +99,14 @@ def test_what_cannot_work_is_said_in_a_line(url: str, tmp_path: Path) -> None:
     assert "No such file" in refusal(url, "--token-file", str(tmp_path / "nothing"))
     refusal(f"sqlite:///{tmp_path}/nothing.db")
     refusal("memory://")
-    assert "needs a token" in refusal(url, "--host", "nowhere.invalid")
-    refusal(url, "--host", "nowhere.invalid", "--token", TOKEN)
+    (tmp_path / "empty").touch()
+    assert "at least 16 printable" in refusal(url, "--token-file", str(tmp_path / "empty"))
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert "Name or service not known" in refusal(url, "--host", "nowhere.invalid", "--token", TOKEN)
 
 
 def test_changes_are_allowed_only_if_asked_for(url: str) -> None:
