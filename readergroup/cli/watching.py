@@ -176,24 +176,11 @@ def gap_words(notification: rg.Notification) -> str:
 
 
 def words(notification: rg.Notification) -> str:
+    from ..group import words as of_group
+
     match notification:
-        case rg.SegmentNotification():
-            segments = f" ({', '.join(notification.segments)})" if notification.segments else ""
-            return f"segments: {notification.number_of_segments:,} to read{segments}"
-        case rg.ReaderNotification():
-            changes = [f"{reader} joined" for reader in notification.joined]
-            changes += [
-                f"{reader} {'was declared dead' if reader in notification.dead else 'left'}"
-                for reader in notification.left
-            ]
-            there = f"{len(notification.readers):,} in the group"
-            return f"readers: {', '.join([*changes, there])}"
-        case rg.EndOfDataNotification():
-            return f"end of data: {'; '.join(map(str, notification.cuts.values()))}"
-        case rg.RetentionNotification():
-            return (
-                f"deleted before they were consumed: events before {'; '.join(map(str, notification.heads.values()))}"
-            )
+        case rg.SegmentNotification(segments=segments) if segments:
+            return f"{of_group.words(notification)} ({', '.join(segments)})"
         case rg.LagSample():
             return f"lag: {behind(notification)}"
         case rg.LagNotification():
@@ -203,4 +190,4 @@ def words(notification: rg.Notification) -> str:
             level = "the group is" if notification.behind else "within the limit:"
             return f"lag: {'; '.join([f'{level} {behind(notification)}', *stalled])}"
         case _:
-            return f"{type(notification).__name__}: {notification.cause}"
+            return of_group.words(notification)

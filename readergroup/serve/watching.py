@@ -22,11 +22,11 @@ from ..aio.calls import News
 from ..group.coordinator import follow_streams
 from ..group.model.state import ReaderGroupState
 from ..group.updater import GroupUpdater
+from ..group.words import words
 from ..scaling.autoscale import ROLE
 from .documents import encode, group_document
 from .sample import GroupSample
 from .sampler import BUSY, Sampler
-from .words import words
 
 #: How often the lag is read. Changes of the group show at once.
 LOOK_SECONDS: Final = 1.0

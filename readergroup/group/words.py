@@ -1,10 +1,10 @@
-"""Notifications in words."""
+"""Notifications of a group in words, for the command line and the web view."""
 
 from __future__ import annotations
 
 from notifications import Notification
 
-from ..group.notifiers import (
+from .notifiers import (
     CheckpointNotification,
     EndOfDataNotification,
     ReaderNotification,
