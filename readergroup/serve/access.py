@@ -181,5 +181,7 @@ def _is_same_origin(headers: Headers) -> bool:
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False
     origin = headers.get("origin")
-    # A proxy may end TLS, so the scheme says nothing.
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
+    try:  # a proxy may end TLS, so the scheme says nothing
+        return origin is None or urlsplit(origin).netloc == headers.get("host")
+    except ValueError:
+        return False

@@ -24,7 +24,7 @@ from ..client import Client
 from ..outbox.outbox import Outbox
 from ..scaling.policy import ReaderScalingPolicy
 from .access import LOOPBACK, MAX_BODY, SESSION_SECONDS, Access, Sessions, check_token, refused
-from .changing import CHANGE_SECONDS, CHANGES
+from .changing import CHANGE_SECONDS, CHANGES, Login, read
 from .deciding import Decisions
 from .documents import encode, group_document, overview
 from .metrics import CONTENT_TYPE, Exposition
@@ -131,11 +131,8 @@ class WebView:
         return Response(content, media_type=kind)
 
     async def _login(self, request: Request) -> Response:
-        try:
-            given = (await _json(request)).get("token", "")
-        except InvalidArgumentError as error:
-            return refused(400, str(error))
-        if not isinstance(given, str) or not self._sessions.is_token(given):
+        given: Login = read(Login, await _body(request))
+        if not self._sessions.is_token(given.token):
             return refused(401, "the token is wrong")
         response = Response(status_code=204)
         response.set_cookie(
@@ -358,15 +355,3 @@ async def _body(request: Request) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise InvalidArgumentError("the body of the request must be application/json")
     return body
-
-
-async def _json(request: Request) -> dict[str, Any]:
-    import json
-
-    try:
-        found = json.loads(await _body(request))
-    except ValueError as error:
-        raise InvalidArgumentError("the body of the request is not JSON") from error
-    if not isinstance(found, dict):
-        raise InvalidArgumentError("the body of the request must be an object")
-    return found

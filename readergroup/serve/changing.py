@@ -1,4 +1,4 @@
-"""The changes that the page can make, with ``allow_writes``."""
+"""The bodies of requests, and the changes that the page can make, with ``allow_writes``."""
 
 from __future__ import annotations
 
@@ -15,31 +15,37 @@ from ..client import Client
 CHANGE_SECONDS: Final = 20.0
 
 
-class _Change(BaseModel):
+class Body(BaseModel):
+    """What a request says."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Reset(_Change):
+class Login(Body):
+    token: str
+
+
+class _Reset(Body):
     to: str
     is_checkpoint: bool = False
 
 
-class _TakeCheckpoint(_Change):
+class _TakeCheckpoint(Body):
     name: str
 
 
-class _RemoveReader(_Change):
+class _RemoveReader(Body):
     reader: str
 
 
-class _Scale(_Change):
+class _Scale(Body):
     stream: str
     split: list[int] | None = Field(None, max_length=1_000)
     merge: list[int] | None = Field(None, max_length=1_000)
 
 
 def reset(client: Client, group: str, body: bytes) -> str:
-    change = _read(_Reset, body)
+    change = read(_Reset, body)
     found = client.groups.get(group)
     if change.is_checkpoint:
         checkpoints = found.checkpoints
@@ -54,19 +60,19 @@ def reset(client: Client, group: str, body: bytes) -> str:
 
 
 def take_checkpoint(client: Client, group: str, body: bytes) -> str:
-    change = _read(_TakeCheckpoint, body)
+    change = read(_TakeCheckpoint, body)
     client.groups.get(group).checkpoint(change.name, timeout=CHANGE_SECONDS)
     return f"took checkpoint {change.name}"
 
 
 def remove_reader(client: Client, group: str, body: bytes) -> str:
-    change = _read(_RemoveReader, body)
+    change = read(_RemoveReader, body)
     is_removed = client.groups.get(group).remove_reader(change.reader)
     return f"removed reader {change.reader}" if is_removed else f"reader {change.reader} was not in the group"
 
 
 def scale(client: Client, group: str, body: bytes) -> str:
-    change = _read(_Scale, body)
+    change = read(_Scale, body)
     if change.stream not in client.groups.get(group).config.streams:
         raise InvalidArgumentError("the group does not read this stream", group=group, stream=change.stream)
     info = client.streams.scale(change.stream, split=change.split, merge=change.merge, timeout=CHANGE_SECONDS)
@@ -82,7 +88,8 @@ CHANGES: Final[Mapping[str, Callable[[Client, str, bytes], str]]] = {
 }
 
 
-def _read(kind: type[Any], body: bytes) -> Any:
+def read(kind: type[Any], body: bytes) -> Any:
+    """Return the model in the body of a request."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

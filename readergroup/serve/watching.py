@@ -107,6 +107,11 @@ class GroupWatch:
                 self._news.discard(news)
                 self._left_at = self._clock.monotonic()
 
+    def follow(self) -> None:
+        """Follow the group for a while. Without a viewer by then, the watch ends."""
+        self._left_at = self._clock.monotonic()
+        self._keeper.start()
+
     def notices(self, after: int) -> list[Notice]:
         """Return the notices after this number."""
         with self._lock:
@@ -293,6 +298,7 @@ class Watches:
             kept = self._watches.setdefault(name, made)
         if kept is not made:  # another viewer was faster
             made.discard()
+        kept.follow()
         return kept
 
     def note(self, name: str, text: str) -> None:

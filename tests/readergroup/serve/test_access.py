@@ -208,6 +208,13 @@ def test_what_is_too_long_is_refused(client: rg.Client) -> None:
         assert answer.status_code == 400
 
 
+@pytest.mark.parametrize("body", [b"", b"[" * 10_000, b'{"token":5}', b'{"token":NaN}', b"\xff", b'"text"', b'{"a":1}'])
+def test_a_login_that_is_no_login_is_refused(client: rg.Client, body: bytes) -> None:
+    with viewed(client, token=TOKEN) as browser:
+        answer = browser.post("/login", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400 and "set-cookie" not in answer.headers
+
+
 def test_a_web_socket_is_refused(client: rg.Client) -> None:
     with viewed(client) as browser, pytest.raises(Exception), browser.websocket_connect("/events"):  # noqa: B017
         pass
@@ -246,7 +253,8 @@ def test_a_change_needs_the_same_origin_and_the_text_that_only_the_page_knows(cl
         assert reset({}) == 403
         assert reset({"x-readergroup-csrf": "guess"}) == 403
         assert reset({**good, "origin": "https://evil.example"}) == 403
-        assert reset({**good, "origin": "null"}) == 403
+        for origin in ("null", "http://[", "127.0.0.1:8420", f"{LOCAL}.evil.example"):
+            assert reset({**good, "origin": origin}) == 403
         assert reset({**good, "sec-fetch-site": "cross-site"}) == 403
         assert reset({**good, "sec-fetch-site": "same-site"}) == 403
         assert client.groups.get(GROUP).lag().events == 100

@@ -13,7 +13,7 @@ import pytest
 import readergroup as rg
 from readergroup.serve import streaming, watching
 from readergroup.serve.application import WebView, app
-from synchronizer import open_store
+from synchronizer import background_errors, open_store
 from synchronizer.testing import FailingStore
 from tests.readergroup.serve.serving import GROUP, STREAM, filled
 from tests.waiting import PATIENCE_SECONDS, until
@@ -185,8 +185,6 @@ def test_a_store_that_is_away_shows_as_an_error_and_then_goes_on() -> None:
 
 
 def test_viewers_share_one_thread_and_it_ends_after_the_last(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LINGER_SECONDS", 0.0)
-
     async def test(view: WebView) -> None:
         viewers = [Viewer(view) for _ in range(20)]
         for viewer in viewers:
@@ -194,6 +192,7 @@ def test_viewers_share_one_thread_and_it_ends_after_the_last(store_url: str, mon
         assert view._watches.viewers == 20
         (watch,) = view._watches._watches.values()
         assert watch.viewers == 20
+        monkeypatch.setattr(watching, "LINGER_SECONDS", 0.0)
         for viewer in viewers:
             await viewer.leave()
         assert (view._watches.viewers, watch.viewers) == (0, 0)
@@ -201,6 +200,38 @@ def test_viewers_share_one_thread_and_it_ends_after_the_last(store_url: str, mon
 
     with filled(store_url) as client:
         run(client, test)
+
+
+def test_a_viewer_that_leaves_before_it_looks_keeps_no_group(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LINGER_SECONDS", 0.0)
+
+    async def test(view: WebView) -> None:
+        watch = await asyncio.to_thread(view._watches.open, GROUP)
+        await asyncio.to_thread(until, lambda: watch.ended)
+
+    with filled(store_url) as client:
+        run(client, test)
+
+
+@pytest.mark.unexpected_errors
+def test_an_unexpected_error_ends_neither_samples_nor_live_views(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(view: WebView) -> None:
+        viewer = Viewer(view)
+        await viewer.until(viewer.newest)
+        with monkeypatch.context() as broken:
+            broken.setattr(rg.ReaderGroup, "lag", lambda group: 1 / 0)
+            failed = background_errors()
+            await asyncio.to_thread(until, lambda: len(background_errors()) >= len(failed) + 1)
+        client.streams.scale(STREAM, split=[0])
+        await viewer.until(lambda: viewer.newest()["number_of_segments"] == 5)
+        samples = view._sampler.samples
+        await asyncio.to_thread(until, lambda: view._sampler.samples > samples)
+        await viewer.leave()
+
+    with filled(store_url) as client:
+        run(client, test, sample_interval_seconds=0.05)
 
 
 def test_a_viewer_that_does_not_read_holds_up_no_one_and_is_let_go(
