@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -47,6 +48,7 @@ _OUTBOXES: Final = {
     "events_relayed": ("outbox_events_relayed", "Events moved from the outbox to their streams."),
     "delays": ("outbox_delay_seconds", "How long the oldest event of each round of the relay had waited."),
 }
+_PREFIX: Final = re.compile("[a-zA-Z][a-zA-Z0-9_]*")
 _GAUGES: Final = frozenset({"events_in_flight"})
 
 
@@ -61,7 +63,7 @@ class PrometheusCollector(Collector):
             ``readergroup``.
 
     Raises:
-        InvalidArgumentError: An argument has the wrong type.
+        InvalidArgumentError: An argument has the wrong type, or the prefix cannot be that of a metric.
         UnsupportedError: prometheus_client is not installed.
     """
 
@@ -69,6 +71,8 @@ class PrometheusCollector(Collector):
         if not isinstance(client, Client):
             raise InvalidArgumentError("client must be a client of readergroup", client=type(client).__name__)
         check_type(prefix, str, "prefix")
+        if not _PREFIX.fullmatch(prefix):
+            raise InvalidArgumentError("prefix must be letters, digits and '_', and begin with a letter", prefix=prefix)
         self._client = client
         self._prefix = prefix
 

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from synchronizer import UnsupportedError
+from synchronizer.arguments import check_type
 from synchronizer.callables import is_async
 from synchronizer.clock import SystemClock, stopwatch
 from synchronizer.threads.background import survive
@@ -68,8 +69,11 @@ def instrument(*, tracer_provider: TracerProvider | None = None, meter_provider:
         meter_provider: Gives the meter. Default: the one of the process.
 
     Raises:
+        InvalidArgumentError: An argument has the wrong type.
         UnsupportedError: OpenTelemetry is not installed.
     """
+    check_type(tracer_provider, TracerProvider, "tracer_provider", or_none=True)
+    check_type(meter_provider, MeterProvider, "meter_provider", or_none=True)
     uninstrument()
     tracing = _Tracing(trace.get_tracer(__name__, tracer_provider=tracer_provider))
     _Metrics.current = _Metrics(tracing, metrics.get_meter(__name__, meter_provider=meter_provider))

@@ -91,8 +91,10 @@ def test_a_client_of_asyncio() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(rg.InvalidArgumentError, match="client"):
         PrometheusCollector("memory://")  # type: ignore[arg-type]
-    with rg.connect("memory://") as client, pytest.raises(rg.InvalidArgumentError, match="prefix"):
-        PrometheusCollector(client, prefix=5)  # type: ignore[arg-type]
+    with rg.connect("memory://") as client:
+        for prefix in (5, "", "a b", "1a", None, True):
+            with pytest.raises(rg.InvalidArgumentError, match="prefix"):
+                PrometheusCollector(client, prefix=prefix)  # type: ignore[arg-type]
 
 
 def test_each_number_is_collected_and_on_the_page() -> None:

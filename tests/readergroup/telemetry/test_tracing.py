@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -333,6 +334,35 @@ def test_switched_off_nothing_is_left(client: rg.Client) -> None:
     assert hooks.around is None
     traced.spans(f"process {STREAM}", 1)  # the one that had begun
     assert traced.metric("messaging.client.sent.messages") == []
+
+
+@pytest.mark.parametrize("name", ["tracer_provider", "meter_provider"])
+def test_wrong_arguments_change_nothing(traced: Traced, name: str) -> None:
+    around = hooks.around
+    with pytest.raises(rg.InvalidArgumentError, match=name):
+        instrument(**{name: "otlp"})  # type: ignore[arg-type]
+    assert hooks.around is around
+
+
+def test_a_forked_child_traces_for_itself(traced: Traced, shared_store_url: str, tmp_path: Path) -> None:
+    with traced.tracer.start_as_current_span("request"), rg.connect(shared_store_url) as client:
+        client.streams.create(STREAM)
+        with client.writer(STREAM) as writer:
+            writer.write(b"x")
+    traced.spans(f"create {STREAM}", 1)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with traced.tracer.start_as_current_span("request"), rg.connect(f"sqlite:///{tmp_path}/y.db") as client:
+                client.streams.create(STREAM)
+                with client.writer(STREAM) as writer:
+                    writer.write(b"x")
+            traced.spans(f"create {STREAM}", 2)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_instrumenting_twice_makes_one_span_per_event(client: rg.Client) -> None:
