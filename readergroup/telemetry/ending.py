@@ -13,7 +13,7 @@ from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
 
 #: How many ended spans wait for an exporter that hangs. Then the oldest are dropped.
-MOST_SPANS: Final = 2048
+MOST_SPANS: Final = 8192
 _LOOK_SECONDS: Final = 0.02
 
 _clock: Final = SystemClock()
@@ -44,6 +44,7 @@ class SpanEnder:
         """End the span soon, as of ``at``, in nanoseconds since 1970."""
         self._spans.append((span, at))
         self._wake.set()
+        # Not waiting for the lock: the thread that has it starts the same thread.
         if self._thread is None and self._lock.acquire(blocking=False):
             try:
                 if self._thread is None:
@@ -69,9 +70,7 @@ class SpanEnder:
             while self._spans:
                 self._is_ending = True
                 try:
-                    span, at = self._spans.popleft()
+                    span, at = self._spans.popleft()  # no other thread takes one, and dropping keeps it full
                     span.end(at)
-                except IndexError:  # dropped meanwhile
-                    continue
                 finally:
                     self._is_ending = False
