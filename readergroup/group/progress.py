@@ -47,10 +47,10 @@ class Progress(Generic[T]):
         self.batch = None
         self.handed = self.done = 0
         if batch is not None and assigned is not None:
-            if handed:
-                self._counters.count_read(handed, assigned.handed_out - self._start)
             if handed < len(batch):
                 self._segments.put_back(assigned, batch, handed)
+            if handed:
+                self._counters.count_read(handed, assigned.handed_out - self._start)
 
     def end(self) -> None:
         """Note that the reader hands out nothing more."""
