@@ -62,7 +62,7 @@ class SinkCalls:
 
     def settle(self, places: Sequence[tuple[Place, int, int]]) -> Sequence[Place]:
         """Move each place, with its token, to a position before which all is stored. Return those that moved."""
-        return self._perform(lambda _: self._sink.settling(places))
+        return self._perform(lambda dialect: self._sink.settling(dialect, places))
 
     def skip(self, event: Event[Any]) -> None:
         """Count the event as stored without an effect."""

@@ -116,13 +116,22 @@ class Tables:
             numbers.append(found.rows[0][0])
         return len({*numbers}) == 1
 
-    def claim(self, dialect: Dialect, place: Place, token: int, offset: int, lock_timeout_ms: int) -> Script[Claimed]:
+    def claim(
+        self,
+        dialect: Dialect,
+        place: Place,
+        token: int,
+        offset: int,
+        *,
+        lock_timeout_ms: int,
+        idle_timeout_ms: int | None = None,
+    ) -> Script[Claimed]:
         """Take the segment over from former owners, whose transactions end first; return what is stored of it."""
         if dialect == "postgresql":
-            yield Statement("SELECT set_config('lock_timeout', :value, true)", {"value": f"{lock_timeout_ms}ms"})
-        row = yield from self._lock(dialect, place, "UPDATE")
+            yield _setting("lock_timeout", lock_timeout_ms)
+        row = yield from self._lock(dialect, place, "UPDATE", idle_timeout_ms)
         if row is None:
-            row = yield from self._insert(dialect, place, token, offset, "UPDATE")
+            row = yield from self._insert(dialect, place, token, offset, "UPDATE", idle_timeout_ms)
         if row.token == BLOCKED:
             raise StoreUnavailableError("the sink is being reset; if it was interrupted, call sink.reset again")
         _check_token(place, row, token)
@@ -194,8 +203,12 @@ class Tables:
         )
         return done.changed == 1
 
-    def settle(self, places: Iterable[tuple[Place, int, int]]) -> Script[list[Place]]:
+    def settle(
+        self, dialect: Dialect, places: Iterable[tuple[Place, int, int]], idle_timeout_ms: int | None = None
+    ) -> Script[list[Place]]:
         """Move each place, with its token, to a position before which all is stored. Return those that moved."""
+        if dialect == "postgresql" and idle_timeout_ms is not None:
+            yield _setting("idle_in_transaction_session_timeout", idle_timeout_ms)
         moved = []
         for place, token, position in sorted(places):
             done = yield Statement(
@@ -313,6 +326,11 @@ _STREAM: Final = "group_name = :group_name AND substr(segment, 1, :length) = :st
 
 def _stream(group: str, stream: str) -> Mapping[str, object]:
     return {"group_name": group, "stream": f"{stream}/", "length": len(stream) + 1}
+
+
+def _setting(name: str, milliseconds: int) -> Statement:
+    """Of PostgreSQL, until the end of the transaction."""
+    return Statement("SELECT set_config(:name, :value, true)", {"name": name, "value": f"{milliseconds}ms"})
 
 
 def _transaction(row: Row) -> Mapping[str, object]:

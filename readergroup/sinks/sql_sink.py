@@ -167,11 +167,14 @@ class SqlSink:
     def claiming(self, dialect: Dialect, place: Place, token: int, offset: int) -> Script[Claimed]:
         """Take the segment over from former owners, and return what is stored of it."""
         yield from self.prepared(dialect)
-        return (yield from in_transaction(self.tables.claim(dialect, place, token, offset, _LOCK_TIMEOUT_MS)))
+        claim = self.tables.claim(
+            dialect, place, token, offset, lock_timeout_ms=_LOCK_TIMEOUT_MS, idle_timeout_ms=self.idle_timeout_ms
+        )
+        return (yield from in_transaction(claim))
 
-    def settling(self, places: Sequence[tuple[Place, int, int]]) -> Script[list[Place]]:
+    def settling(self, dialect: Dialect, places: Sequence[tuple[Place, int, int]]) -> Script[list[Place]]:
         """Move each place, with its token, to a position before which all is stored. Return those that moved."""
-        return in_transaction(self.tables.settle(places))
+        return in_transaction(self.tables.settle(dialect, places, self.idle_timeout_ms))
 
     def check_blocks(self) -> None:
         if self.is_async:

@@ -19,6 +19,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import readergroup as rg
 from readergroup import aio
 from readergroup.sinks import SqlSink
+from readergroup.sinks.place import Place
+from readergroup.sql.connections import DbApiConnection
+from readergroup.sql.scripts import Control
 from readergroup.testing import make_event
 from tests.readergroup.sinks.conftest import STREAM, write
 from tests.readergroup.sinks.databases import ApplicationDatabase
@@ -163,6 +166,33 @@ def test_a_transaction_that_is_left_open_ends_by_itself(database: ApplicationDat
     with pytest.raises(psycopg.Error):
         stopped.__exit__(None, None, None)
     assert database.effects() == {}
+
+
+@pytest.mark.parametrize("step", ["claim", "settle"])
+@pytest.mark.parametrize("database", ["psycopg-function"], indirect=True)
+def test_a_former_owner_that_was_stopped_in_a_step_of_its_own_holds_nothing_up(
+    database: ApplicationDatabase, client: rg.Client, step: str
+) -> None:
+    write(client, 5, keys=1, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given(), idle_timeout_seconds=0.2)
+    with group.reader("one", sink=sink) as reader:
+        event = reader.read(timeout=60)
+    assert event is not None
+    place = Place("billing", event.segment, event.pointer.incarnation)
+    script = {
+        "claim": sink.claiming("postgresql", place, event.fencing_token, 0),
+        "settle": sink.settling("postgresql", [(place, event.fencing_token, event.next_offset)]),
+    }[step]
+    connection = DbApiConnection(database.connect())
+    while (statement := next(script)) is Control.BEGIN:
+        connection.begin()
+    while statement is not Control.COMMIT:
+        statement = script.send(connection.execute(*statement))
+    with group.reader("two", sink=SqlSink(database.given())) as reader:
+        assert reader.read(timeout=60) is not None
+    with pytest.raises(psycopg.Error):
+        connection.commit()
 
 
 # ---------------------------------------------------------------------- reset
