@@ -70,6 +70,12 @@ class LagLevel(NamedTuple):
     stalled: Mapping[SegmentId, str | None]
 
 
+class _Measured(NamedTuple):
+    lag: GroupLag
+    #: Seconds since 1970.
+    at: float
+
+
 class LagNotifier(PollingNotifier[ReaderGroupState, LagNotification]):
     """Notify when the lag crosses a threshold, and when segments stall or move again.
 
@@ -87,10 +93,10 @@ class LagNotifier(PollingNotifier[ReaderGroupState, LagNotification]):
         super().__init__(synchronizer, source=source, interval_seconds=INTERVAL_SECONDS)
         self._lag = lag
         self._thresholds = thresholds
-        self._measured = GroupLag(segments={})
-        self._measured_at = float("-inf")  # seconds since 1970
-        self._level = LagLevel(False, {})
+        self._measured = _Measured(GroupLag(segments={}), float("-inf"))  # by the last poll
+        # What listeners were told; None: nothing, or so long ago that the next poll tells the level anew.
         self._told: LagLevel | None = None
+        self._told_of = self._measured
 
     def register_listener(
         self, listener: Listener[LagNotification], *, durable: str | None = None
@@ -110,38 +116,40 @@ class LagNotifier(PollingNotifier[ReaderGroupState, LagNotification]):
 
     def before_poll(self) -> None:
         try:
-            self._measured = self._lag()
+            lag = self._lag()
         except NotFoundError:  # the group was deleted
-            self._measured = GroupLag(segments={})
-        self._measured_at = self.synchronizer.clock.time()
-        self._level = self._thresholds.level(self._measured, was_behind=self._level.behind)
+            lag = GroupLag(segments={})
+        self._measured = _Measured(lag, self.synchronizer.clock.time())
 
     def detect(
         self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
     ) -> Iterable[LagNotification]:
         if before is not None:
             return
-        if change.seen_at.timestamp() - self._measured_at > 2 * INTERVAL_SECONDS:
-            self._told = None  # nobody has listened meanwhile: the next poll tells the level
-        else:
-            yield self._notification(change)
+        if change.seen_at.timestamp() - self._told_of.at > 2 * INTERVAL_SECONDS:
+            self._told = None  # nobody has listened meanwhile
+        if self._told is not None:
+            yield self._notification(change, self._told)
 
     def look(self, state: ReaderGroupState, change: Change) -> Iterable[LagNotification]:
-        if self._level != self._told:
-            self._told = self._level
-            yield self._notification(change)
+        self._told_of = self._measured
+        was_behind = self._told is not None and self._told.behind
+        level = self._thresholds.level(self._told_of.lag, was_behind=was_behind)
+        if level != self._told:
+            self._told = level
+            yield self._notification(change, level)
 
     def step(self) -> float:
         self.poll()
         return self.synchronizer.clock.monotonic() + INTERVAL_SECONDS
 
-    def _notification(self, change: Change) -> LagNotification:
-        lag = self._measured
+    def _notification(self, change: Change, level: LagLevel) -> LagNotification:
+        lag = self._told_of.lag
         return LagNotification(
             change=change,
-            behind=self._level.behind,
+            behind=level.behind,
             events=lag.events,
             bytes=lag.bytes,
             seconds=lag.seconds,
-            stalled=dict(sorted(self._level.stalled.items())),
+            stalled=dict(sorted(level.stalled.items())),
         )
