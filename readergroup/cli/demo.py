@@ -58,20 +58,15 @@ def demo(
     if find_spec("matplotlib") is None:
         raise Failed(f"the demo needs matplotlib; {install_hint('demo')}")
     from ..demo import run
-    from ..demo.corpus import of_path, standard_library
 
     console = out()
-    if autoscale:
-        if spark or path is not None:
-            raise WrongUsage("--autoscale generates its events; use it without --spark and PATH")
-        with _folder(output) as folder, _warnings_on(console):
-            _on_load(folder, console, keep=output is not None)
-        return
-    files = standard_library() if path is None else of_path(path)
-    if files.unreadable:
-        warn(f"skipping {count(files.unreadable, 'file')} that cannot be read")
+    if autoscale and (spark or path is not None):
+        raise WrongUsage("--autoscale generates its events; use it without --spark and PATH")
+    files = None if autoscale else _corpus(path)
     with _folder(output) as folder, _warnings_on(console):
-        if spark:
+        if files is None:
+            picture, differences = _on_load(folder, console)
+        elif spark:
             picture, differences = _on_spark(files, folder, console)
         else:
             outcome = run(files, folder, console)
@@ -82,6 +77,16 @@ def demo(
             _keep_only(picture)
     if differences:
         raise Failed(f"{count(differences, 'difference')}; all files are kept in {folder}")
+
+
+def _corpus(path: Path | None) -> Corpus:
+    """Return the files to read, after a warning of those that cannot be read."""
+    from ..demo.corpus import of_path, standard_library
+
+    files = standard_library() if path is None else of_path(path)
+    if files.unreadable:
+        warn(f"skipping {count(files.unreadable, 'file')} that cannot be read")
+    return files
 
 
 def _on_spark(files: Corpus, folder: Path, console: Console) -> tuple[Path, int]:
@@ -103,8 +108,8 @@ def _on_spark(files: Corpus, folder: Path, console: Console) -> tuple[Path, int]
     return outcome.picture, len(differences)
 
 
-def _on_load(folder: Path, console: Console, *, keep: bool) -> None:
-    """Run the demo on a day of load."""
+def _on_load(folder: Path, console: Console) -> tuple[Path, int]:
+    """Run the demo on a day of load; return the path of the picture and the number of differences."""
     from ..demo.on_load import draw_day, run_day
 
     result = run_day(folder, console)
@@ -113,18 +118,15 @@ def _on_load(folder: Path, console: Console, *, keep: bool) -> None:
     console.print()
     for difference in result.differences[:_SHOWN]:
         console.print(f"wrong: {difference}")
-    if result.differences:
-        raise Failed(f"{count(len(result.differences), 'difference')}; all files are kept in {folder}")
-    _report_facts(
-        console,
-        ("events", f"{result.written:,}, each read, those of a key in order"),
-        ("read twice", f"{result.repeated:,}"),
-        ("segments", " -> ".join(map(str, result.segments))),
-        ("readers", f"up to {result.most_readers}"),
-    )
-    console.print(f"\nPicture: {picture}", soft_wrap=True)
-    if not keep:
-        _keep_only(picture)
+    if not result.differences:
+        _report_facts(
+            console,
+            ("events", f"{result.written:,}, each read, those of a key in order"),
+            ("read twice", f"{result.repeated:,}"),
+            ("segments", " -> ".join(map(str, result.segments))),
+            ("readers", f"up to {result.most_readers}"),
+        )
+    return picture, len(result.differences)
 
 
 @contextmanager
