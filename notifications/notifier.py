@@ -88,9 +88,6 @@ class PollingNotifier(ABC, Generic[S, N]):
         check_duration(interval_seconds, "interval_seconds", above_zero=True, finite=True)
         check_duration(role_timeout_seconds, "role_timeout_seconds", above_zero=True, finite=True)
         check_count(queue_size, "queue_size")
-        check_callable(self.detect, "detect", may_yield=True, notifier=type(self).__name__)
-        check_callable(self.before_poll, "before_poll", notifier=type(self).__name__)
-        check_callable(self.watched, "watched", notifier=type(self).__name__)
         self.synchronizer = synchronizer
         self.source = synchronizer.name if source is None else source
         self._clock = synchronizer.clock
@@ -123,6 +120,11 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._missed = False  # changes were not seen one by one, and no notification has reported it yet
         self._closed = False
         self._process_id = os.getpid()
+        # Last, because their errors show this object.
+        check_callable(self.detect, "detect", may_yield=True, notifier=type(self).__name__)
+        check_callable(self.look, "look", may_yield=True, notifier=type(self).__name__)
+        check_callable(self.before_poll, "before_poll", notifier=type(self).__name__)
+        check_callable(self.watched, "watched", notifier=type(self).__name__)
 
     def __repr__(self) -> str:
         listeners = len(self._subscriptions) + len(self._durables)
