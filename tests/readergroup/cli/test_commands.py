@@ -632,7 +632,7 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("stream scale shop/orders --split -1", "segment numbers must be written like"),
         ("stream truncate shop/orders nonsense", "this is not a cut; use JSON"),
         ("stream truncate shop/orders {}", "this is not a cut; use JSON"),
-        ("read shop/orders", "Missing option"),
+        ("read shop/orders", "use either --group NAME, or --from and --to"),
         ("read shop/orders --group g --limit -1", "must not be negative"),
         ("read shop/orders --group g --limit x", "valid integer"),
         ("--url memory:// stream list", "a store in memory ends with the command"),
