@@ -142,8 +142,8 @@ def main() -> None:
     counts = f"{len(books.orders)} orders, {len(books.invoices)} invoices, {len(books.events)} events; {kills} kills"
     print(counts)
     print(*mistakes, sep="\n", end="\n" if mistakes else "")
-    verdict = f"the books balance: {not mistakes}"
-    draw(lives, books, f"{counts}; {verdict}", folder / "shop.png")
+    verdict = f"the books {'do not balance' if mistakes else 'balance'}"
+    draw(lives, books, f"{counts}: {verdict}", folder / "shop.png")
     print("drawn in", folder / "shop.png")
     print(verdict)
     sys.exit(bool(mistakes))

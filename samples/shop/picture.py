@@ -49,7 +49,7 @@ def draw(lives: Sequence[Life], ledger: Ledger, title: str, path: Path) -> None:
         axes.tick_params(length=0)
     for axes in (totals, waiting):
         axes.set_ylim(bottom=0)
-        axes.legend(loc="upper left", frameon=False)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 0.97), ncols=3, frameon=False)
     figure.savefig(path)
 
 
