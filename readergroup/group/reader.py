@@ -430,9 +430,10 @@ class Reader(Generic[T]):
             except NotFoundError:
                 if segments.asked is None:
                     raise
-                if stream_of(segments.asked.segment) not in self._synchronizer.state.streams:
+                now = self._member.fetch(deadline).segments.get(segments.asked.segment)
+                if now is None or now.token != segments.asked.token:
                     self._member.has_news = True
-                    continue  # the follower drops it
+                    continue  # the group reads the stream no longer, or anew: the follower drops the segment
                 self._explain_missing(segments.asked)
             if found is None:
                 if self._stopped or (len(segments.ending) == ending and not segments.has_ready):

@@ -106,6 +106,24 @@ def test_a_removed_stream_that_is_deleted_holds_nobody_up(world: World, process:
     assert drain(world, reader) == [b"a"]
 
 
+def test_a_reader_that_has_not_heard_of_the_change_goes_on_when_the_stream_is_deleted(
+    world: World, process: Process
+) -> None:
+    world.group.configure(streams=[STREAM, OTHER])
+    reader = process.reader("r1")
+    write(world, OTHER, b"x")
+    assert drain(world, reader) == [b"x"]
+    world.group.configure(streams=[STREAM])
+    world.admin.streams.delete(OTHER)
+    write(world, STREAM, b"a")
+    assert [event.raw for event in take(reader, 1)] == [b"a"]
+    assert reader.read(timeout=0) is None
+    world.admin.streams.create(OTHER)
+    write(world, OTHER, b"y")
+    world.group.configure(streams=[STREAM, OTHER])
+    assert drain(world, reader) == [b"y"]
+
+
 def test_checkpoints_lose_removed_streams_and_get_added_ones_at_their_starts(world: World, process: Process) -> None:
     reader = process.reader("r1")
     write(world, STREAM, b"a")
