@@ -24,6 +24,7 @@ from synchronizer.threads.stepping import Stepped, step_each
 from .batch.client import BatchClient
 from .closable import Closable
 from .group.manager import ReaderGroupManager
+from .streams.maintenance import maintain_in_background
 from .streams.manager import StreamManager
 from .streams.serializers import Serializer, serializer_or_bytes
 from .streams.writing.writer import EventWriter
@@ -164,6 +165,9 @@ class Client:
             self.store, clock=self.clock, timeout=self.timeout, state_limit_bytes=self.state_limit_bytes
         )
         streams.retention.groups = lambda: self.groups
+        if self._address is not None and self._in_background and self.store.guarantees.many_processes:
+            name = f"{self.store.url} policies"
+            maintain_in_background(streams.maintenance, self.clock, streams.metadata.closing, name)
         return streams
 
     def _new_groups(self) -> ReaderGroupManager:

@@ -11,12 +11,25 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from synchronizer import ANY, Appended, AttributeChange, ClosedError, Deadline, NotFoundError, ReaderGroupError
+from synchronizer import (
+    ANY,
+    Appended,
+    AttributeChange,
+    Clock,
+    ClosedError,
+    Deadline,
+    NotFoundError,
+    ReaderGroupError,
+    StoreUnavailableError,
+)
 from synchronizer.compare_and_set import remove_attributes
+from synchronizer.threads.background import BackgroundThread
 
 from .metadata import StreamMetadata
 from .pending import PendingChanges
@@ -24,6 +37,8 @@ from .state import StreamState
 
 #: How often a process looks for streams that are due, and the longest time between two applications of a policy.
 INTERVAL_SECONDS: Final = 60.0
+#: When a process looks for the first time that only has a client open.
+FIRST_LOOK_SECONDS: Final = 5.0
 _DUE: Final = "due/"
 _HISTORY: Final = "history/"
 
@@ -224,6 +239,11 @@ class Maintenance:
         for kind in self._kinds:
             kind.follow(state)
 
+    def look_now(self) -> None:
+        """Make each kind look at its registry in the next `step`."""
+        for kind in self._kinds:
+            kind.due = float("-inf")
+
     @property
     def is_due(self) -> bool:
         return any(kind.is_due for kind in self._kinds)
@@ -231,3 +251,27 @@ class Maintenance:
     def step(self) -> float:
         """Apply the policies that are due; return when, on the clock, more are. Raises nothing but `ClosedError`."""
         return min(kind.step() for kind in self._kinds)
+
+
+def maintain_in_background(maintenance: Maintenance, clock: Clock, closing: threading.Event, name: str) -> None:
+    """Apply the policies that are due, in a thread, until ``closing`` is set or nobody holds the ``maintenance``.
+
+    It begins `FIRST_LOOK_SECONDS` from now, so that a short command does not pay for it. If the system has no thread,
+    other processes do the work.
+    """
+    held = weakref.ref(maintenance)
+
+    def loop() -> None:
+        if clock.wait(closing, FIRST_LOOK_SECONDS):
+            return
+        if (first := held()) is not None:
+            first.look_now()
+            del first
+        while (found := held()) is not None:
+            due = found.step()
+            del found
+            if clock.wait(closing, max(1.0, due - clock.monotonic())):
+                return
+
+    with suppress(StoreUnavailableError):
+        BackgroundThread(loop, name=name, clock=clock, stopping=closing).start()

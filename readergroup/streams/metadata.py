@@ -57,6 +57,11 @@ class StreamMetadata:
     def deadline(self, timeout: float | None = None) -> Deadline:
         return Deadline(self.clock, self.timeout if timeout is None else timeout)
 
+    @property
+    def closing(self) -> threading.Event:
+        """Set when the client is closed."""
+        return self._closing
+
     def backoff(self, deadline: Deadline | None = None) -> Backoff:
         """Return a backoff for a store that is away or full. It ends at the deadline, or when the client is closed."""
         return Backoff(self.clock, deadline or self.deadline(), self._closing)
