@@ -138,7 +138,7 @@ def test_a_change_of_the_segments_keeps_the_policy(client: rg.Client) -> None:
             client.streams.configure(STREAM, retention=wrong)  # type: ignore[arg-type]
         with pytest.raises(rg.InvalidArgumentError, match="retention"):
             client.streams.create("shop/other", retention=wrong)  # type: ignore[arg-type]
-    with pytest.raises(rg.InvalidArgumentError, match="pass scaling or retention"):
+    with pytest.raises(rg.InvalidArgumentError, match="pass scaling, retention or tags"):
         client.streams.configure(STREAM)
 
 
