@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -26,6 +27,13 @@ from .streams import AsJson
 #: The packages that a task imports, and their oldest versions that are checked.
 _PACKAGES: Final[Mapping[str, tuple[int, ...]]] = {"pyspark": (4, 2), "pyarrow": (19,), "msgspec": (0, 19)}
 _HERE: Final = "here"
+#: Where Linux lists its file systems.
+_MOUNTS: Final = Path("/proc/mounts")
+#: File systems of other machines. The locks and the shared memory of SQLite do not work there.
+_REMOTE: Final = frozenset(
+    {"9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "lustre"}
+    | {"nfs", "nfs4", "smb3", "smbfs"}
+)
 #: What Spark writes of a Python that cannot run a task, among much else.
 _CAUSES: Final = (
     r"Cannot run program \"[^\"]*\"",
@@ -95,9 +103,11 @@ def _settings(given: list[str]) -> Mapping[str, str]:
 def _checks(
     session: Session, spark: bool, master: str | None, settings: Mapping[str, str], timeout: float
 ) -> Iterator[Check]:
-    yield Check(True, _HERE, f"Python {platform.python_version()}")
+    from importlib.metadata import version  # slow, and no other command needs it
+
+    yield Check(True, _HERE, f"readergroup {version('readergroup')}, Python {platform.python_version()}")
     if session.url:
-        yield _store(session)
+        yield from _store(session)
     if spark:
         here = list(_spark_here())
         yield from here
@@ -108,13 +118,41 @@ def _checks(
                 yield Check(False, "executors", "not asked; first install what is missing here")
 
 
-def _store(session: Session) -> Check:
+def _store(session: Session) -> Iterator[Check]:
     try:
         with session.connect() as client:
-            count = len(list(client.streams.list()))
+            count, url, guarantees = len(list(client.streams.list())), client.store.url, client.store.guarantees
     except (Failed, ReaderGroupError) as error:
-        return Check(False, _HERE, f"store: {error}")
-    return Check(True, _HERE, f"the store answers; streams: {count}")
+        yield Check(False, _HERE, f"store: {error}")
+        return
+    yield Check(True, _HERE, f"the store answers; streams: {count}")
+    safety = "survive a loss of power" if guarantees.durable else "may be lost if the servers lose power"
+    waiting = "woken" if guarantees.push else "not woken: they poll"
+    reach = "of many machines" if guarantees.many_hosts else "of one machine"
+    yield Check(True, _HERE, f"stored events {safety}; processes {reach} share the store and are {waiting}")
+    if url.startswith("sqlite:"):
+        yield Check(True, _HERE, f"SQLite {importlib.import_module('sqlite3').sqlite_version}")
+        if _MOUNTS.exists():
+            yield _file_system(Path(unquote(urlsplit(url).path[1:])).resolve())
+
+
+def _file_system(path: Path) -> Check:
+    kind = file_system_of(path, _MOUNTS.read_text(errors="replace"))
+    if kind in _REMOTE:
+        text = f"file system: {path} is on {kind}, where locks do not work; move the file to a local disk"
+        return Check(False, _HERE, text)
+    return Check(True, _HERE, f"file system {kind}")
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """Return the kind of the file system that the path is on; ``mounts`` is the text of /proc/mounts."""
+    found, kind = Path("/"), "unknown"
+    for line in mounts.splitlines():
+        _, place, type_, *_ = line.split(" ")
+        mounted = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place))
+        if path.is_relative_to(mounted) and len(mounted.parts) >= len(found.parts):  # the last one hides the others
+            found, kind = mounted, type_
+    return kind
 
 
 def _spark_here() -> Iterator[Check]:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import readergroup as rg
 from readergroup.cli.app import app
+from readergroup.cli.doctor import file_system_of
 
 
 def doctor(*arguments: str, **environment: str) -> Result:
@@ -34,12 +35,45 @@ def test_nothing_is_missing(tmp_path: Path) -> None:
     assert "missing" not in found.stdout
     for text in (
         "the store answers; streams: 0",
+        "stored events survive a loss of power; processes of one machine share the store",
+        "SQLite 3.",
         "pyspark 4.",
         "pyarrow ",
         "Java 17",
         f"PYSPARK_PYTHON {sys.executable}",
     ):
         assert text in found.stdout
+
+
+MOUNTS = """\
+overlay / overlay rw,relatime 0 0
+nas:/export /srv nfs4 rw,vers=4.2 0 0
+/dev/sdb1 /srv/local ext4 rw 0 0
+nas:/home /srv/my\\040files cifs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/shop.db", "overlay"),
+        ("/srv/shop.db", "nfs4"),
+        ("/srv/local/shop.db", "ext4"),
+        ("/srv/localized.db", "nfs4"),
+        ("/srv/my files/shop.db", "cifs"),
+    ],
+)
+def test_the_file_system_of_a_file_is_found(path: str, kind: str) -> None:
+    assert file_system_of(Path(path), MOUNTS) == kind
+
+
+def test_a_file_on_another_machine_is_no_place_for_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"nas:/export {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr("readergroup.cli.doctor._MOUNTS", mounts)
+    rg.connect(f"sqlite:///{tmp_path}/shop.db").close()
+    found = doctor("--url", f"sqlite:///{tmp_path}/shop.db", "doctor")
+    assert found.exit_code == 1 and "is on nfs4, where locks do not work; move the file" in found.stdout
 
 
 @pytest.mark.parametrize(
