@@ -42,7 +42,7 @@ def _changed(before: ReaderGroupConfig, changes: Mapping[str, Any]) -> ReaderGro
     known = {stream: place for stream, place in before.start.items() if stream in streams}
     if isinstance(start, (str, datetime)):
         start = {stream: start for stream in streams if stream not in before.streams}
-        if not start:
+        if "streams" not in changes:
             raise _start_of_known()
     fields["start"] = {**known, **start} if isinstance(start, Mapping) else start
     if "end" not in changes:

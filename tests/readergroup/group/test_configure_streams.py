@@ -78,6 +78,8 @@ def test_an_added_stream_begins_at_its_start(world: World, process: Process, sta
     write(world, STREAM, b"first")
     assert sorted(drain(world, reader)) == [b"after", b"first"]
     assert world.group.config.start.keys() == {OTHER}
+    config = world.group.config
+    assert world.group.configure(streams=[STREAM, OTHER], start=starts[start]) == config  # again, as a script does
 
 
 def test_what_a_reader_committed_before_a_stream_left_has_no_effect(world: World, process: Process) -> None:
