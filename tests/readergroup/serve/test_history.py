@@ -8,6 +8,7 @@ import readergroup as rg
 from readergroup.serve import history
 from readergroup.serve.history import GroupHistory
 from tests.readergroup.serve.serving import GROUP, STREAM, filled
+from tests.waiting import until
 
 
 def test_spans_follow_owners_splits_and_waiting_segments() -> None:
@@ -29,8 +30,7 @@ def test_spans_follow_owners_splits_and_waiting_segments() -> None:
         assert seen.owner_changes == 1
         client.streams.scale(STREAM, split=[0])
         assert look()[2:] == [("1", None, 3.0, None), ("2", None, 3.0, None)]
-        while reader.read(timeout=0) is not None:
-            pass
+        until(lambda: reader.read(timeout=0) is None and len(reader.assigned_segments) == 2)
         spans = look()
         assert ("0", "r1", 2.0, 4.0) in spans
         assert {each[:2] for each in spans if each[3] is None} == {("1", "r1"), ("2", "r1")}
