@@ -440,7 +440,7 @@ def test_a_policy_sets_the_number_of_workers() -> None:
 
         async with aio.connect("memory://") as client:
             group = await billing(client, 100, segments=3)
-            policy = rg.ReaderScalingPolicy(min_readers=1, max_readers=3, target_lag_seconds=0.01)
+            policy = rg.ReaderScalingPolicy(min_readers=1, max_readers=3, target_lag_seconds=0.01, cooldown_seconds=0.1)
             async with group.pool(handle, readers=policy) as pool:
                 await until(lambda: len(pool.workers) == 3)
                 assert pool.desired_readers == 3
