@@ -22,6 +22,8 @@ from nats.errors import NoRespondersError
 
 _CHUNK_BYTES = 128 * 1024
 _SECONDS = 30.0
+#: The errors of a cluster whose servers have not all heard of each other yet.
+_TOO_FEW_SERVERS = (10005, 10074)
 
 
 async def backup(connection: Client, stream: str, folder: Path) -> None:
@@ -69,8 +71,14 @@ async def _send(connection: Client, subject: str, chunk: bytes) -> Msg:
 
 
 async def _ask(connection: Client, subject: str, body: dict[str, Any]) -> dict[str, Any]:
-    answer = await connection.request(subject, json.dumps(body).encode(), timeout=_SECONDS)
-    return _check(json.loads(answer.data))
+    deadline = asyncio.get_running_loop().time() + _SECONDS
+    while True:
+        message = await connection.request(subject, json.dumps(body).encode(), timeout=_SECONDS)
+        answer: dict[str, Any] = json.loads(message.data)
+        code = answer.get("error", {}).get("err_code")
+        if code not in _TOO_FEW_SERVERS or asyncio.get_running_loop().time() > deadline:
+            return _check(answer)
+        await asyncio.sleep(0.25)
 
 
 def _check(answer: dict[str, Any]) -> dict[str, Any]:
