@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import readergroup as rg
+from synchronizer.extras import install_hint
 
 from .screen import count, out, print_json, say, table
 from .session import WrongUsage, session
@@ -82,7 +83,7 @@ def _connect_to_postgresql(database: str) -> Any:
     try:
         import psycopg
     except ImportError as error:
-        raise rg.UnsupportedError("install the driver of PostgreSQL: pip install 'readergroup[postgres]'") from error
+        raise rg.UnsupportedError(f"psycopg is not installed; {install_hint('postgres')}") from error
     return psycopg.connect(database)
 
 

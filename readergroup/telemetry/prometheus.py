@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from synchronizer import InvalidArgumentError, UnsupportedError
 from synchronizer.arguments import check_type
+from synchronizer.extras import install_hint
 
 from .snapshot import Latency, Telemetry
 
@@ -15,9 +16,7 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ImportError as error:
-    raise UnsupportedError(
-        "this needs prometheus_client; install it with: pip install 'readergroup[prometheus]'"
-    ) from error
+    raise UnsupportedError(f"this needs prometheus_client; {install_hint('prometheus')}") from error
 
 
 @runtime_checkable

@@ -20,6 +20,7 @@ from synchronizer import UnsupportedError
 from synchronizer.arguments import check_type
 from synchronizer.callables import is_async
 from synchronizer.clock import SystemClock, stopwatch
+from synchronizer.extras import install_hint
 from synchronizer.threads.background import survive
 
 from ..outbox.outbox import Outbox
@@ -39,7 +40,7 @@ try:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 except ImportError as error:
-    raise UnsupportedError("this needs OpenTelemetry; install it with: pip install 'readergroup[otel]'") from error
+    raise UnsupportedError(f"this needs OpenTelemetry; {install_hint('otel')}") from error
 
 R = TypeVar("R")
 

@@ -43,7 +43,7 @@ import readergroup as rg, readergroup.telemetry as telemetry
 try:
     telemetry.{name}
 except rg.UnsupportedError as error:
-    assert "pip install 'readergroup[{extra}]'" in str(error)
+    assert "pip install '.[{extra}]' in a clone" in str(error)
 else:
     raise AssertionError
 telemetry.Telemetry
