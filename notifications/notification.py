@@ -14,7 +14,7 @@ from synchronizer import Revision
 PRESENT_VALUE: Final = "present value"
 #: The cause of a notification that stands for several changes.
 SEVERAL_CHANGES: Final = "several changes"
-#: The cause of a notification of what a notifier observed outside of the log.
+#: The cause of a notification that no entry of the log causes: the notifier has observed something else.
 OBSERVATION: Final = "observation"
 
 

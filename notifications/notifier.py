@@ -147,7 +147,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         """
 
     def look(self, state: S, change: Change) -> Iterable[N]:
-        """Return notifications of what is so now without a change in the log, such as what `before_poll` measured.
+        """Return notifications that no change of the log causes, such as of what `before_poll` measured.
 
         Runs at each poll, after `detect`, while there are listeners. Not for durable listeners.
 

@@ -120,7 +120,7 @@ class DeadLetters:
             since: Only letters that were written at this time or later; it has a timezone.
             until: Only letters that were written before this time.
             routing_key: Only letters of this key.
-            limit: At most so many. Default: all.
+            limit: The largest number of letters. Default: no limit.
 
         Raises:
             NotFoundError: The stream does not exist.

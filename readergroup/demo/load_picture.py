@@ -16,7 +16,7 @@ _FAINT: Final = "#555555"
 _SEGMENTS: Final = "#4477AA"
 _READERS: Final = "#EE7733"
 _WRITTEN: Final = "#888888"
-#: A rate is that of so many moments.
+#: A rate is the average over this number of moments.
 _SMOOTH: Final = 4
 
 

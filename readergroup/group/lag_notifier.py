@@ -53,7 +53,7 @@ class LagThresholds(NamedTuple):
             raise InvalidArgumentError("give a threshold: threshold_seconds, threshold_events or stalled_seconds")
 
     def level(self, lag: GroupLag, *, was_behind: bool) -> LagLevel:
-        """Return what is so now. Between half of a threshold and the threshold, nothing changes."""
+        """Return the present level. Between half of a threshold and the threshold, it does not change."""
         measured = [(lag.seconds, self.seconds), (float(lag.events), self.events)]
         parts = [value / limit for value, limit in measured if limit is not None]
         stalled: dict[SegmentId, str | None] = {}

@@ -125,7 +125,7 @@ class ReaderGroup:
 
     @property
     def counters(self) -> GroupCounters:
-        """What this client has done in the group, for those who count it."""
+        """What this client has done in the group."""
         return self._updater.counters
 
     # ------------------------------------------------------------------ reading

@@ -15,7 +15,7 @@ from .sampler import LINGER_SECONDS, Sampler
 from .watching import Watches
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-#: Beyond so many segments only the totals of groups are exported.
+#: If a store has more segments, only the totals of groups are exported.
 MAX_SEGMENTS: Final = 10_000
 
 _KIND: Final = ("kind",)

@@ -26,7 +26,7 @@ from .sample import GroupSample, Sample
 LINGER_SECONDS: Final = 150.0
 #: Sampling takes at most this part of the time, however long a sample takes.
 BUSY: Final = 0.25
-#: A sample older than so many intervals is replaced before it is shown.
+#: A sample that is older than this number of intervals is replaced before it is shown.
 STALE: Final = 3
 #: How long someone who looks waits for the first sample.
 PATIENCE_SECONDS: Final = 5.0
@@ -82,7 +82,7 @@ class Sampler:
             max_pause_seconds=interval_seconds,
         )
 
-    # ------------------------------------------------------------------ for those who look
+    # ------------------------------------------------------------------ for viewers and requests
 
     def look(self) -> Sample:
         """Return the newest sample, and keep sampling for a while."""

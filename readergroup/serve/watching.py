@@ -302,6 +302,6 @@ class Watches:
         return kept
 
     def note(self, name: str, text: str) -> None:
-        """Show a notice to those who watch the group."""
+        """Show a notice to all viewers of the group."""
         if (watch := self._watches.get(name)) is not None:
             watch.note(text)

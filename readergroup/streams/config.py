@@ -167,7 +167,7 @@ class ScalingPolicy(Configuration):
     """
 
     kind: Literal["fixed", "event_rate", "data_rate"] = "fixed"
-    #: How many segments the stream is created with. A policy that scales by itself keeps at least so many.
+    #: How many segments the stream is created with. A policy that scales by itself keeps at least these.
     segments: int = Field(strict=True, ge=1, le=MAX_SEGMENTS)
     target: _Positive | None = None
     max_segments: Annotated[int, Field(strict=True, ge=1, le=MAX_SCALED_SEGMENTS)] | None = None
@@ -191,7 +191,7 @@ class ScalingPolicy(Configuration):
 
     @classmethod
     def fixed(cls, segments: int) -> Self:
-        """Return the policy of a stream that has so many segments until you scale it."""
+        """Return the policy of a stream that has ``segments`` segments until you scale it."""
         check_count(segments, "segments", at_most=MAX_SEGMENTS)
         return cls(segments=segments)
 

@@ -57,7 +57,7 @@ class SpanEnder:
                 self._lock.release()
 
     def flush(self, seconds: float) -> None:
-        """Wait until all spans have ended, or for so many seconds."""
+        """Wait until all spans have ended, at most for ``seconds``."""
         until = _clock.monotonic() + seconds
         never = Flag()
         while (self._spans or self._is_ending) and self._thread is not None and _clock.monotonic() < until:

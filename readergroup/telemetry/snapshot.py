@@ -20,7 +20,7 @@ class _Snapshot(BaseModel):
 class Latency(_Snapshot):
     """How many of something took how long."""
 
-    #: How many took at most so many seconds, by the bound. The bounds are the same in all processes.
+    #: By an upper bound in seconds: how many took no longer. The bounds are the same in all processes.
     buckets: Mapping[float, int]
     #: How many there were.
     count: int

@@ -25,7 +25,7 @@ from .rates import RateHistory, Sample
 REGISTRY: Final = "readergroup/scaling"
 #: A stream is measured this many times per shortest window.
 _SAMPLES_PER_WINDOW: Final = 4
-#: The blocks that show the size of events: at most so many bytes per segment and measurement.
+#: The most bytes of blocks that are read per segment and measurement, to find the size of events.
 _READ_BYTES: Final = 256 * 1024
 
 _logger = logging.getLogger(__name__)

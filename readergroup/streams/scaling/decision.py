@@ -158,7 +158,7 @@ def _merge_cold(load: _Load) -> Decision | None:
 
 
 def _merge(load: _Load, pairs: Iterable[tuple[int, int]], most: int, reason: str) -> Decision:
-    """Merge at most so many of the pairs, those with the least load first, no segment twice."""
+    """Merge at most ``most`` of the pairs, those with the least load first, no segment twice."""
     merged: list[tuple[int, int]] = []
     taken: set[int] = set()
     for pair in sorted(pairs, key=lambda pair: load.recent(pair[0]) + load.recent(pair[1])):
