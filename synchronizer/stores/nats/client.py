@@ -57,6 +57,8 @@ class PublicClient(DemandingClient):
         self._tell_answer = on_answer
         self._tell_damage = on_damage
         self._tell_deaf = on_deaf
+        self._is_cut = False
+        self._opened: list[asyncio.StreamWriter] = []
 
     async def hear_answers(self, subject: str) -> None:
         async def hear(message: Msg) -> None:
@@ -66,10 +68,27 @@ class PublicClient(DemandingClient):
         await self.subscribe(subject, cb=hear, pending_msgs_limit=0, pending_bytes_limit=0)  # never drop a message
 
     def cut(self) -> None:
-        """Close the socket now and drop unsent data. nats-py alone waits until everything is sent."""
+        """Close all connections now, drop unsent data, and open no other. nats-py alone waits until everything is sent.
+
+        nats-py may also go on reconnecting after `close`, and start an attempt while another one is under way.
+        """
+        self._is_cut = True
+        self._remember_connection()
+        for writer in self._opened:
+            writer.transport.abort()
+
+    async def _select_next_server(self) -> None:
+        if not self._is_cut:
+            await super()._select_next_server()
+            self._remember_connection()
+        if self._is_cut:
+            self.cut()
+            raise nats.errors.NoServersError  # the one error after which nats-py makes no further attempt
+
+    def _remember_connection(self) -> None:
         writer = getattr(getattr(self, "_transport", None), "_io_writer", None)
         if isinstance(writer, asyncio.StreamWriter):
-            writer.transport.abort()
+            self._opened = [*(each for each in self._opened if not each.is_closing() and each is not writer), writer]
 
     def send(self, messages: Sequence[Sendable]) -> Coroutine[Any, Any, None] | None:
         """Send these in order, after all earlier messages. Await the coroutine, if one is returned."""

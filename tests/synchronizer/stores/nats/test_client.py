@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import sys
 from typing import Any
@@ -114,3 +116,60 @@ def test_a_process_with_another_release_works_and_says_that_it_is_slower(nats_ur
     output = subprocess.run([sys.executable, "-c", _WITHOUT, nats_url], capture_output=True, text=True, timeout=300)
     assert output.stdout.strip() == "Appended(offset=0, length=3) PublicClient", output.stderr
     assert "synchronizer.stores.nats.client this release of nats-py is unknown" in output.stderr
+
+
+class FallsSilent:
+    """Greets everyone like a server. It answers its first client until that is sent away, and no later one."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.open = 0
+        self.sends_away = asyncio.Event()
+        self.met_an_attempt = asyncio.Event()
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self.open += 1
+        writer.write(b'INFO {"version": "2.12.0", "headers": true, "max_payload": 1048576}\r\n')
+        tasks = [asyncio.ensure_future(self._answer(reader, writer, is_silent=self.accepted > 1))]
+        if self.accepted == 1:
+            tasks.append(asyncio.ensure_future(self.sends_away.wait()))
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        writer.close()
+        self.open -= 1
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_silent: bool) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                if line == b"PING\r\n":
+                    if is_silent:
+                        self.met_an_attempt.set()
+                    else:
+                        writer.write(b"PONG\r\n")
+
+
+def test_a_client_that_is_cut_while_it_reconnects_leaves_no_connection_and_opens_none() -> None:
+    async def cut_while_reconnecting() -> tuple[int, int]:
+        falls_silent = FallsSilent()
+        server = await asyncio.start_server(falls_silent.accept, "127.0.0.1", 0)
+        async with server, asyncio.timeout(60):
+            port = server.sockets[0].getsockname()[1]
+            client = nats_client.new_client(lambda *_: None, lambda _: None, lambda: None, demands_tls=False)
+            await client.connect(
+                f"nats://127.0.0.1:{port}",
+                connect_timeout=1,
+                reconnect_time_wait=0,
+                max_reconnect_attempts=-1,
+            )
+            falls_silent.sends_away.set()
+            await falls_silent.met_an_attempt.wait()
+            client.cut()
+            attempts = falls_silent.accepted
+            while falls_silent.open or client.is_reconnecting:
+                await asyncio.sleep(0.01)
+        return attempts, falls_silent.accepted
+
+    attempts_before, attempts = asyncio.run(cut_while_reconnecting())
+    assert attempts == attempts_before == 2
