@@ -183,11 +183,25 @@ class Client:
         return part
 
     @overload
-    def writer(self, stream: str, *, timeout: float | None = None) -> EventWriter[bytes]: ...
-    @overload
-    def writer(self, stream: str, *, serializer: Serializer[T], timeout: float | None = None) -> EventWriter[T]: ...
     def writer(
-        self, stream: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
+        self, stream: str, *, timeout: float | None = None, max_event_bytes: int | None = None
+    ) -> EventWriter[bytes]: ...
+    @overload
+    def writer(
+        self,
+        stream: str,
+        *,
+        serializer: Serializer[T],
+        timeout: float | None = None,
+        max_event_bytes: int | None = None,
+    ) -> EventWriter[T]: ...
+    def writer(
+        self,
+        stream: str,
+        *,
+        serializer: Serializer[Any] | None = None,
+        timeout: float | None = None,
+        max_event_bytes: int | None = None,
     ) -> EventWriter[Any]:
         """Return a writer of the stream, a context manager: leaving the block stores all events that were written.
 
@@ -195,12 +209,22 @@ class Client:
             stream: The stream, ``scope/name``.
             serializer: Turns values into bytes. Default: events are bytes.
             timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
+            max_event_bytes: The largest event that ``write`` takes, with its headers: from 8 MiB, the default, to
+                1 GiB; on NATS to 15.9 MiB. An event over 8 MiB is stored in chunks before ``write`` returns, and
+                only this release and later ones read it.
 
         Raises:
+            InvalidArgumentError: ``max_event_bytes`` is outside these limits.
             NotFoundError: The stream does not exist.
             SealedError: The stream is sealed and takes no events.
         """
-        return EventWriter(self.streams, stream, serializer=serializer_or_bytes(serializer), timeout=timeout)
+        return EventWriter(
+            self.streams,
+            stream,
+            serializer=serializer_or_bytes(serializer),
+            timeout=timeout,
+            max_event_bytes=max_event_bytes,
+        )
 
     def dead_letters(self, stream: str) -> DeadLetters:
         """Return the dead letters in the stream, which pools with ``RetryPolicy(dead_letters=stream)`` have written.

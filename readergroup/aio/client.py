@@ -147,13 +147,25 @@ class Client:
     # ------------------------------------------------------------------ streams
 
     @overload
-    def writer(self, stream: str, *, timeout: float | None = None) -> Opening[EventWriter[bytes]]: ...
+    def writer(
+        self, stream: str, *, timeout: float | None = None, max_event_bytes: int | None = None
+    ) -> Opening[EventWriter[bytes]]: ...
     @overload
     def writer(
-        self, stream: str, *, serializer: Serializer[T], timeout: float | None = None
+        self,
+        stream: str,
+        *,
+        serializer: Serializer[T],
+        timeout: float | None = None,
+        max_event_bytes: int | None = None,
     ) -> Opening[EventWriter[T]]: ...
     def writer(
-        self, stream: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
+        self,
+        stream: str,
+        *,
+        serializer: Serializer[Any] | None = None,
+        timeout: float | None = None,
+        max_event_bytes: int | None = None,
     ) -> Opening[EventWriter[Any]]:
         """Open a writer of the stream. Leaving its ``async with`` block stores all events that were written.
 
@@ -161,13 +173,22 @@ class Client:
             stream: The stream, ``scope/name``.
             serializer: Turns values into bytes, on the event loop. Default: events are bytes.
             timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
+            max_event_bytes: The largest event that ``write`` takes, as of `Client.writer`. A writer of events over
+                8 MiB writes each event in a thread.
 
         Raises:
+            InvalidArgumentError: ``max_event_bytes`` is outside its limits.
             NotFoundError: The stream does not exist.
             SealedError: The stream is sealed and takes no events.
         """
-        streams = self._sync.streams
-        open = partial(SyncWriter, streams, stream, serializer=serializer_or_bytes(serializer), timeout=timeout)
+        open = partial(
+            SyncWriter,
+            self._sync.streams,
+            stream,
+            serializer=serializer_or_bytes(serializer),
+            timeout=timeout,
+            max_event_bytes=max_event_bytes,
+        )
         return self._opening(open, EventWriter)
 
     def dead_letters(self, stream: str) -> DeadLetters:

@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar
 
 from synchronizer import ReaderGroupError
 
-from ..streams.data.block import Headers
+from ..streams.data.block import MAX_EVENT_BYTES, Headers
 from ..streams.transactions.transaction import Transaction as SyncTransaction
 from ..streams.writing.writer import EventWriter as SyncWriter
 from .calls import Calls
@@ -31,6 +31,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
 
     stream = Plain(lambda writer: str(writer.stream))
     timeout = Plain(lambda writer: float(writer.timeout))
+    max_event_bytes = Plain(lambda writer: int(writer.max_event_bytes))
 
     @property
     def failure(self) -> ReaderGroupError | None:
@@ -46,7 +47,8 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         event is written, or is cancelled while it waits for room, the event is not written.
 
         Args:
-            event: A value that the serializer takes, at most 8 MiB with its headers. It is serialized on the loop.
+            event: A value that the serializer takes, at most 8 MiB, or ``max_event_bytes``, with its headers. It is
+                serialized on the loop, unless the writer takes events over 8 MiB.
             routing_key: Selects the segment; at most 4096 characters. Default: none; the event goes to any segment.
             headers: Stored with the event.
             wait: Return when the event is durable. Calls that wait at the same time share commits. If such a call
@@ -55,7 +57,11 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         Raises:
             ReaderGroupError: As `EventWriter.write`, and with ``wait`` as `flush`.
         """
-        await self._write(partial(self._wrapped.write, event, routing_key, headers), wait)
+        write = partial(self._wrapped.write, event, routing_key, headers)
+        if self._wrapped.max_event_bytes > MAX_EVENT_BYTES:  # it may wait for the store
+            await self._write_in_thread(write, wait)
+        else:
+            await self._write(write, wait)
 
     async def write_many(
         self,
@@ -93,7 +99,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         Raises:
             ReaderGroupError: As `EventWriter.write_batch`, and with ``wait`` as `flush`.
         """
-        await self._write_columns(partial(self._wrapped.write_batch, events, routing_keys), wait)
+        await self._write_in_thread(partial(self._wrapped.write_batch, events, routing_keys), wait)
 
     async def write_arrow(
         self,
@@ -119,9 +125,9 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             ReaderGroupError: As `EventWriter.write_arrow`, and with ``wait`` as `flush`.
         """
         write = partial(self._wrapped.write_arrow, table, data=data, routing_key=routing_key, headers=headers)
-        await self._write_columns(write, wait)
+        await self._write_in_thread(write, wait)
 
-    async def _write_columns(self, write: Callable[[], None], wait: bool) -> None:
+    async def _write_in_thread(self, write: Callable[[], None], wait: bool) -> None:
         """Call ``write``, which waits for room itself, in a thread. The calls of several tasks take turns."""
         self._without_room += 1  # later events wait, which keeps the order of the calls
         try:

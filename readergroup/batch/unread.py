@@ -106,7 +106,7 @@ class UnreadSegment:
 
     def blocks(self, end: int) -> Iterator[UnreadBlock]:
         """Iterate over the unread blocks before ``end``; of the first and the last one possibly a part."""
-        reader = SegmentReader(self._store, self._segment, self.start)
+        reader = SegmentReader(self._store, self._segment, self.start, joins_chunks=False)
         while (start := reader.offset) < end:
             try:
                 block = self._backoff().retry(reader.next_block)
@@ -122,6 +122,6 @@ class UnreadSegment:
     @_retried
     def after_events(self, block: UnreadBlock, count: int) -> int:
         """Return the offset after this many events of the block, which has more."""
-        found = SegmentReader(self._store, self._segment, block.start).next_block()
+        found = SegmentReader(self._store, self._segment, block.start, joins_chunks=False).next_block()
         assert found is not None
         return found.offsets[count]

@@ -140,15 +140,15 @@ def _segment_lag(
         return _segment_lag(store, name, owner, error.start_offset, end, now)
     behind = max(0, end - offset)
     events = sum(bisect_left(block.offsets, end) for block in blocks)
-    if blocks and blocks[-1].end < end:
-        events = max(1, round(events * behind / (blocks[-1].end - offset)))
+    if blocks and (looked_at := blocks[-1].end_of_events) < end:
+        events = max(1, round(events * behind / (looked_at - offset)))
     seconds = max(0.0, now - blocks[0].written_at / 1_000_000) if blocks else 0.0
     return SegmentLag(owner=owner, offset=offset, bytes=behind, events=events, seconds=seconds)
 
 
 def _next_blocks(store: SegmentStore, name: str, offset: int) -> list[Block]:
     """Return some of the blocks from ``offset`` on, at least one if there are any."""
-    reader = SegmentReader(store, name, offset, read_bytes=_SAMPLE_BYTES)
+    reader = SegmentReader(store, name, offset, read_bytes=_SAMPLE_BYTES, joins_chunks=False)
     blocks = []
     while (block := reader.next_block()) is not None:
         blocks.append(block)

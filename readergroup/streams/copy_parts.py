@@ -64,7 +64,7 @@ def copy_part(store: SegmentStore, part: CopyPart, backoff: Callable[[], Backoff
         return
     cell = Cell(store, part.target, _COPIED)
     backoff().retry(cell.load)
-    reader = SegmentReader(store, part.source, part.start)
+    reader = SegmentReader(store, part.source, part.start, joins_chunks=False)
     while True:
         copied = part.start if cell.stored is None else int.from_bytes(cell.stored)
         yield copied - part.start

@@ -45,7 +45,7 @@ def _place(store: SegmentStore, segment: str, microseconds: int, start: int) -> 
 
 def _first_since(store: SegmentStore, segment: str, microseconds: int, start: int, end: int) -> int:
     low, high = near_time(store, segment, start, end, lambda time: time < microseconds)
-    reader = SegmentReader(store, segment, low)
+    reader = SegmentReader(store, segment, low, joins_chunks=False)
     while (block := reader.next_block()) is not None and block.offset < high:
         if block.written_at >= microseconds:
             return block.offset

@@ -15,6 +15,11 @@ events, and a position can be inside a block. A reader that resumes there walks 
 which shows where the block started (`enclosing_block_start`). To keep this walk short, a block of several events has at
 most `MAX_BLOCK_BYTES` of them; a larger event has a block of its own.
 
+An event over `MAX_EVENT_BYTES` is stored in *chunks*: blocks with the magic "R\x02" that follow one another and carry
+the same writer id and number. Each holds a part of the event, and in the column ``c`` its index, the count of chunks,
+the bytes of the event and those of all chunks. The first chunk has the key and the headers, and counts as one event,
+whose offset is its own; the others count as none. One append brings all chunks, so no other block is between them.
+
 Routing keys are stored without their hashes. A hash is a function of the key, takes under a microsecond, and would add
 9 bytes to each event, nearly a tenth to events of 100 bytes. A release may add columns: an older reader ignores columns
 that it does not ask for.
@@ -26,7 +31,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import msgpack
@@ -44,22 +49,31 @@ except ImportError:
 MAX_BLOCK_BYTES: Final = 64 * 1024
 #: The most bytes of one event with its headers; also of all events of one ``write_many``. Routing keys do not count.
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
+#: The most bytes of one event in chunks, with its headers. It is in memory as a whole where it is written and read.
+MAX_CHUNKED_BYTES: Final = 1024 * 1024 * 1024
+#: The most bytes of an event in one chunk: with its header, a chunk fits in one read of the store.
+CHUNK_BYTES: Final = 960 * 1024
+#: The most bytes of the headers of an event in chunks, which are all in its first chunk.
+MAX_CHUNKED_HEADERS_BYTES: Final = MAX_EVENT_BYTES - CHUNK_BYTES
 
 Headers = Mapping[str, bytes]
 Buffer = bytes | memoryview
 
 MAGIC: Final = b"R\x01"
+CHUNK_MAGIC: Final = b"R\x02"
 _HEAD: Final = struct.Struct(">2sI")
 _FIELDS: Final = struct.Struct(">IIIQ16sQ")
 HEADER_BYTES: Final = _HEAD.size + _FIELDS.size
 _TRAILER: Final = struct.Struct(">BI")
 _TRAILER_MARK: Final = 0xC1
 TRAILER_BYTES: Final = _TRAILER.size
+_CHUNK: Final = struct.Struct(">IIQQ")  # index, count of chunks, bytes of the event, bytes of all chunks
 #: No block is longer: the largest event, encoded, with room for its key and the rest of the block.
 MAX_ENCODED_BYTES: Final = MAX_EVENT_BYTES + 64 * 1024
 
 #: What an event, or a header, costs in a block in addition to its bytes, to decide where to cut.
 ELEMENT_BYTES: Final = 5
+_BIN_32: Final = struct.Struct(">BI")  # 0xC6, and the length of what follows
 _BIN_LENGTHS: Final[Mapping[int, struct.Struct]] = {
     0xC4: struct.Struct(">xB"),
     0xC5: struct.Struct(">xH"),
@@ -105,6 +119,7 @@ def parts_of_block(
     written_at: int,
     writer_id: bytes,
     first_number: int,
+    magic: bytes = MAGIC,
 ) -> Sequence[Buffer]:
     """Return, in parts, the block of ``count`` events in a msgpack array of ``bin``, and the given columns."""
     packed_columns: bytes = msgpack.packb(columns, unicode_errors="surrogatepass") if columns else b""
@@ -114,7 +129,44 @@ def parts_of_block(
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
-    return (_HEAD.pack(MAGIC, checksum), *parts)
+    return (_HEAD.pack(magic, checksum), *parts)
+
+
+def encode_chunks(
+    event: bytes,
+    *,
+    written_at: int,
+    writer_id: bytes,
+    number: int,
+    key: str | None = None,
+    headers: Headers | None = None,
+) -> Iterator[bytes]:
+    """Iterate over the chunks of an event, as `encode_block` encodes events. They belong into one append."""
+    view = memoryview(event)
+    count = max(1, -(-len(event) // CHUNK_BYTES))
+
+    def encode(index: int, all_bytes: int, part: Buffer) -> bytes:
+        columns: dict[str, object] = {"c": _CHUNK.pack(index, count, len(event), all_bytes)}
+        if index == 0 and key is not None:
+            columns["k"] = [key]
+        if index == 0 and headers:
+            columns["h"] = [headers]
+        packed = (b"\x91" + _BIN_32.pack(0xC6, len(part)), part)
+        return b"".join(
+            parts_of_block(
+                packed,
+                columns,
+                int(index == 0),
+                written_at=written_at,
+                writer_id=writer_id,
+                first_number=number,
+                magic=CHUNK_MAGIC,
+            )
+        )
+
+    all_bytes = len(event) + len(encode(0, 0, b"")) + (count - 1) * len(encode(1, 0, b""))
+    for index in range(count):
+        yield encode(index, all_bytes, view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
 
 
 def _encode_keys(keys: Sequence[str | None]) -> object:
@@ -176,6 +228,9 @@ class Block:
     The lists belong to the block; do not change them.
     """
 
+    #: Whether it is a `EventChunk`.
+    is_chunk = False
+
     def __init__(self, segment: str, offset: int, buffer: Buffer, first: int = 0) -> None:
         self.segment = segment
         #: Where the block starts, even if the events before ``first`` are left out.
@@ -199,6 +254,11 @@ class Block:
     def end(self) -> int:
         """The offset after the last event."""
         return self.block_offset + int(self.length)
+
+    @property
+    def end_of_events(self) -> int:
+        """The end of all that belongs to its events: further than ``end`` only for the first chunk of an event."""
+        return self.end
 
     @property
     def offset(self) -> int:
@@ -312,6 +372,96 @@ class Block:
         return CorruptDataError(message, segment=self.segment, offset=self.block_offset)
 
 
+class EventChunk(Block):
+    """A part of an event, as it is stored. `join_chunks` makes the event of all its parts."""
+
+    is_chunk = True
+
+    @property
+    def index(self) -> int:
+        """Which part of the event it is, from 0 on."""
+        return self._chunk[0]
+
+    @property
+    def all_bytes(self) -> int:
+        """How many bytes all chunks of the event take in the store."""
+        return self._chunk[3]
+
+    @property
+    def end_of_events(self) -> int:
+        return self.end if self.index else self.block_offset + self.all_bytes
+
+    @cached_property
+    def part(self) -> memoryview:
+        """The bytes of the event that are in this chunk."""
+        packed = memoryview(self.packed_events)
+        if len(packed) < 1 + _BIN_32.size or _BIN_32.unpack_from(packed, 1) != (0xC6, len(packed) - 1 - _BIN_32.size):
+            raise self._corrupt("the chunk of an event cannot be decoded; restore the store from a backup")
+        return packed[1 + _BIN_32.size :]
+
+    def precedes(self, other: Block) -> bool:
+        """Return whether the other block is the next chunk of the same event."""
+        index, *event = self._chunk
+        return (
+            isinstance(other, EventChunk)
+            and other.block_offset == self.end
+            and (other.writer_id, other.first_number) == (self.writer_id, self.first_number)
+            and other._chunk == (index + 1, *event)
+        )
+
+    @cached_property
+    def _chunk(self) -> tuple[int, int, int, int]:
+        column = self._columns.get("c")
+        if not isinstance(column, bytes) or len(column) != _CHUNK.size:
+            raise self._corrupt("the chunk of an event has no valid numbers; restore the store from a backup")
+        index, count, event_bytes, all_bytes = _CHUNK.unpack(column)
+        if not index < count or not event_bytes <= all_bytes <= 2 * MAX_CHUNKED_BYTES:
+            raise self._corrupt("the chunk of an event has no valid numbers; restore the store from a backup")
+        return index, count, event_bytes, all_bytes
+
+    @cached_property
+    def _all_events(self) -> list[bytes]:
+        raise self._corrupt("this is a part of an event")
+
+    @cached_property
+    def _all_offsets(self) -> list[int]:
+        return [self.block_offset] * int(self._events_in_block)
+
+    def check_complete(self, chunks: Sequence[EventChunk]) -> None:
+        """Raise `CorruptDataError` unless these are all chunks of the event, of which this one is the first."""
+        _, count, event_bytes, _ = self._chunk
+        is_run = all(each.precedes(following) for each, following in pairwise(chunks))
+        if not is_run or len(chunks) != count or sum(len(each.part) for each in chunks) != event_bytes:
+            raise self._corrupt(
+                "chunks of an event are missing or damaged; restore the store from a backup, or truncate the stream "
+                "behind the event"
+            )
+
+
+class _JoinedBlock(Block):
+    """An event that is stored in chunks, as a block of this event only."""
+
+    def __init__(self, first: EventChunk, event: bytes) -> None:
+        super().__init__(first.segment, first.block_offset, first.encoded)
+        self.length = first.all_bytes
+        self._all_events = [event]
+        self._all_offsets = [first.block_offset]
+
+    @property
+    def encoded(self) -> Buffer:
+        raise NotImplementedError("the chunks of an event are copied one by one")
+
+    @property
+    def packed_events(self) -> Buffer:
+        return msgpack.packb(self._all_events)  # type: ignore[no-any-return]
+
+
+def join_chunks(chunks: Sequence[EventChunk]) -> Block:
+    """Return the event in these chunks, which are all of its chunks in order; else raise `CorruptDataError`."""
+    chunks[0].check_complete(chunks)
+    return _JoinedBlock(chunks[0], b"".join(each.part for each in chunks))
+
+
 def _element_sizes(events: Sequence[bytes]) -> list[int]:
     """Return how many bytes each event takes as a msgpack ``bin``."""
     sizes = list(map(len, events))
@@ -342,7 +492,8 @@ def block_length(segment: str, offset: int, view: memoryview) -> int:
 
     Raises `CorruptDataError` if no block can start here.
     """
-    if view[: len(MAGIC)] != MAGIC[: len(view)]:
+    magic = view[: len(MAGIC)]
+    if magic != MAGIC[: len(view)] and magic != CHUNK_MAGIC[: len(view)]:
         message = "no block of events starts at this offset"
         if view[:1] == MAGIC[:1]:
             message = (
@@ -383,14 +534,14 @@ def length_by_trailer(segment: str, end: int, trailer: bytes) -> int:
 
 
 def _checked_block(segment: str, offset: int, view: memoryview) -> Block:
-    _, checksum = _HEAD.unpack_from(view)
+    magic, checksum = _HEAD.unpack_from(view)
     if crc32(view[_HEAD.size :]) != checksum:
         raise CorruptDataError(
             "the block is damaged: its checksum is wrong; restore the store from a backup",
             segment=segment,
             offset=offset,
         )
-    return Block(segment, offset, view)
+    return Block(segment, offset, view) if magic == MAGIC else EventChunk(segment, offset, view)
 
 
 def starts_block(first_byte: int) -> bool:

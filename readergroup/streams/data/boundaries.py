@@ -3,24 +3,27 @@
 Near a known place, the headers show it: each holds the length of its block. Further on nothing in a segment marks the
 start of a block, so the search tries a place that looks like one: its checksum must be right, and blocks must follow
 one another from there for longer than an event can be, or up to the end. An event that holds blocks, such as a copy of
-another segment, passes the first test and fails the second.
+another segment, passes the first test and fails the second. A chunk of an event is a block like any other, and the
+start of any chunk is a boundary: the event belongs to the range in which its first chunk starts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from readergroup.errors import CorruptDataError
 from synchronizer import SegmentStore
 
-from .block import HEADER_BYTES, MAGIC, MAX_ENCODED_BYTES, block_count, block_length, block_time
+from .block import CHUNK_MAGIC, HEADER_BYTES, MAGIC, MAX_ENCODED_BYTES, block_count, block_length, block_time
 from .segment_reader import READ_BYTES, block_start, read_block, read_fully
 
 #: Up to this distance from the known place, the search walks from header to header.
 _NEAR_BYTES: Final = MAX_ENCODED_BYTES
 #: The second half of a shorter range may have no start of a block.
 _SHORT_BYTES: Final = 2 * MAX_ENCODED_BYTES
+_MAGIC: Final = re.compile(re.escape(MAGIC) + b"|" + re.escape(CHUNK_MAGIC))
 
 
 class BlockHeader(NamedTuple):
@@ -91,12 +94,11 @@ def _search(store: SegmentStore, segment: str, offset: int, end: int) -> Iterato
     length = store.info(segment).length
     for start in range(offset, end, READ_BYTES):
         window = read_fully(store, segment, start, READ_BYTES + len(MAGIC) - 1)
-        at = window.find(MAGIC)
-        while at >= 0:
-            if start + at < end and _is_start(store, segment, start + at, length):
-                yield start + at
+        for found in _MAGIC.finditer(window):
+            at = start + found.start()
+            if at < end and _is_start(store, segment, at, length):
+                yield at
                 return
-            at = window.find(MAGIC, at + 1)
     yield end
 
 

@@ -28,7 +28,7 @@ def check_offset(store: SegmentStore, segment: SegmentId, incarnation: str, offs
             "the offset is beyond the end of the segment", segment=segment, offset=offset, length=length
         )
     try:
-        SegmentReader(store, data, offset, read_bytes=HEADER_BYTES).next_block()
+        SegmentReader(store, data, offset, read_bytes=HEADER_BYTES, joins_chunks=False).next_block()
     except TruncatedError:
         return
     except CorruptDataError as error:

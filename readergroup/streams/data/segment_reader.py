@@ -13,7 +13,9 @@ from .block import (
     MAX_BLOCK_BYTES,
     MAX_EVENT_BYTES,
     Block,
+    EventChunk,
     enclosing_block_start,
+    join_chunks,
     parse_blocks,
     starts_block,
 )
@@ -21,6 +23,8 @@ from .block import (
 READ_BYTES: Final = 1024 * 1024
 #: How much is read to find the end of the block around an offset: the events of a block, and its trailer.
 _REST_OF_BLOCK_BYTES: Final = MAX_BLOCK_BYTES + 64
+#: How much is read at once of an event in chunks.
+_CHUNKS_BYTES: Final = 4 * READ_BYTES
 
 # glibc returns the memory of a read to the system, and the next read gets it back page by page, which costs as much as
 # the read. After a process has freed a larger piece once, such as the largest event, glibc keeps some megabytes.
@@ -31,10 +35,21 @@ class SegmentReader:
     """The events of a segment of the store from ``offset`` on, as blocks. For one thread. Borrows the store.
 
     ``offset`` must be that of an event, or the end of the segment; otherwise `next_block` raises `CorruptDataError`.
+    An event in chunks comes as one block; with ``joins_chunks=False``, for callers that do not need its bytes, as it is
+    stored. Chunks at the start without the first one are skipped: the event began before ``offset``, or is truncated.
     """
 
-    def __init__(self, store: SegmentStore, segment: str, offset: int = 0, *, read_bytes: int = READ_BYTES) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        segment: str,
+        offset: int = 0,
+        *,
+        read_bytes: int = READ_BYTES,
+        joins_chunks: bool = True,
+    ) -> None:
         self.segment = segment
+        self._joins_chunks = joins_chunks
         self._store = store
         #: How much the next read of the store asks for.
         self.read_bytes = read_bytes
@@ -58,18 +73,42 @@ class SegmentReader:
     @property
     def buffered(self) -> bool:
         """Whether `next_block` has a block without asking the store."""
-        return bool(self._ahead)
+        return bool(self._ahead) and not (self._joins_chunks and self._ahead[0].is_chunk)
 
     def next_block(self) -> Block | None:
         """Return the next block, or the rest of the block that the offset is in; None if there is no more now.
 
         Raises `TruncatedError` once where data is gone; the next call continues where the remaining data starts.
         """
-        if not self._ahead and not self._read_ahead():
+        while self._ahead or self._read_ahead():
+            block = self._ahead[0]
+            if block.is_chunk and self._joins_chunks:
+                joined = self._joined(block)
+                if joined is None:
+                    continue
+                block = joined
+            else:
+                self._ahead.popleft()
+            self.offset = block.end
+            return block
+        return None
+
+    def _joined(self, chunk: Block) -> Block | None:
+        """Return the event that begins with this chunk, the next block; None, and skip it, if it begins none."""
+        assert isinstance(chunk, EventChunk)
+        if chunk.index:
+            self.offset = chunk.end
+            self._ahead.popleft()
             return None
-        block = self._ahead.popleft()
-        self.offset = block.end
-        return block
+        try:
+            event = join_chunks([chunk, *read_chunks(self._store, chunk)])
+        except TruncatedError as error:
+            self.seek(error.start_offset)
+            raise
+        while self._ahead and self._ahead[0].block_offset < event.end:
+            self._ahead.popleft()
+        self._read_to = max(self._read_to, event.end)
+        return event
 
     def _read_ahead(self) -> bool:
         try:
@@ -115,6 +154,20 @@ def read_block(store: SegmentStore, segment: str, start: int, needed: int = HEAD
         blocks, needed = parse_blocks(segment, start, data)
         if blocks:
             return blocks[0]
+
+
+def read_chunks(store: SegmentStore, first: EventChunk) -> list[EventChunk]:
+    """Return the chunks that follow the first one of an event, as far as they are stored."""
+    chunks: list[EventChunk] = []
+    at, end = first.end, first.end_of_events
+    while at < end:
+        data = read_fully(store, first.segment, at, min(end - at, _CHUNKS_BYTES))
+        blocks, _ = parse_blocks(first.segment, at, data)
+        if not blocks:
+            break
+        chunks += [each for each in blocks if isinstance(each, EventChunk)]
+        at = blocks[-1].end
+    return chunks
 
 
 def read_fully(store: SegmentStore, segment: str, offset: int, size: int) -> bytes:

@@ -6,10 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Final, Protocol
 
 from readergroup.errors import EventTooLargeError
-from synchronizer import InvalidArgumentError
-from synchronizer.arguments import check_type
+from synchronizer import InvalidArgumentError, SegmentStore
+from synchronizer.arguments import check_count, check_type
 
-from .block import MAX_EVENT_BYTES, Headers, cut_into_blocks, encode_block, headers_bytes
+from .block import (
+    MAX_CHUNKED_BYTES,
+    MAX_CHUNKED_HEADERS_BYTES,
+    MAX_EVENT_BYTES,
+    Headers,
+    cut_into_blocks,
+    encode_block,
+    headers_bytes,
+)
 
 #: A batch of this many bytes is closed. The last event, or group of events, may exceed the limit.
 BATCH_BYTES: Final = 1024 * 1024
@@ -20,20 +28,64 @@ MAX_KEY_LENGTH: Final = 4096
 KNOWN_KEYS: Final = 50_000
 #: What an event costs in addition to its bytes and key.
 EVENT_BYTES: Final = 16
+#: The most that chunks add to an event of the size of one append: their headers, and the routing key.
+_CHUNKS_OVERHEAD_BYTES: Final = 64 * 1024
+
+
+def size_of(events: Sequence[bytes], headers: Headers | None) -> int:
+    """Return the bytes of the events, each with these headers, as the limits count them."""
+    return sum(map(len, events)) + len(events) * (headers_bytes(headers) if headers else 0)
 
 
 def check_size(events: Sequence[bytes], headers: Headers | None, stream: str) -> None:
     """Refuse events that are too large to be stored together."""
-    size = sum(map(len, events)) + len(events) * (headers_bytes(headers) if headers else 0)
+    size = size_of(events, headers)
     if size > MAX_EVENT_BYTES:
         raise EventTooLargeError(
             "the events are too large; store the data elsewhere and write a reference to it, or write fewer "
-            "events at once",
+            "events at once; a single event can be larger with write, if max_event_bytes of the writer says so",
             stream=stream,
             bytes=size,
             limit=MAX_EVENT_BYTES,
             events=len(events),
         )
+
+
+def check_max_event_bytes(max_event_bytes: int | None, store: SegmentStore) -> int:
+    """Return the limit of an event, by default `MAX_EVENT_BYTES`. Refuse one that the store could not keep."""
+    if max_event_bytes is None:
+        return MAX_EVENT_BYTES
+    check_count(max_event_bytes, "max_event_bytes", at_least=MAX_EVENT_BYTES)
+    limit = MAX_CHUNKED_BYTES
+    if not store.guarantees.server_side_copy:  # one append brings all chunks
+        limit = store.guarantees.largest_append - _CHUNKS_OVERHEAD_BYTES
+    if max_event_bytes > max(limit, MAX_EVENT_BYTES):
+        raise InvalidArgumentError(
+            "max_event_bytes is over the limit of this store", max_event_bytes=max_event_bytes, limit=limit
+        )
+    return max_event_bytes
+
+
+def is_for_chunks(event: bytes, headers: Headers | None, max_event_bytes: int, stream: str) -> bool:
+    """Return whether the event is stored in chunks. Refuse one that is too large for chunks."""
+    size = size_of([event], headers)
+    if size <= MAX_EVENT_BYTES or max_event_bytes <= MAX_EVENT_BYTES:
+        return False
+    if size > max_event_bytes:
+        raise EventTooLargeError(
+            "the event is over max_event_bytes of the writer; store the data elsewhere and write a reference to it",
+            stream=stream,
+            bytes=size,
+            limit=max_event_bytes,
+        )
+    if headers and headers_bytes(headers) > MAX_CHUNKED_HEADERS_BYTES:
+        raise EventTooLargeError(
+            "the headers are too large for an event over 8 MiB; move data from the headers into the event",
+            stream=stream,
+            bytes=headers_bytes(headers),
+            limit=MAX_CHUNKED_HEADERS_BYTES,
+        )
+    return True
 
 
 def check_key(routing_key: object, stream: str) -> None:

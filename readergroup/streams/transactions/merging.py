@@ -7,6 +7,8 @@ same events one does nothing. The value grows with every transaction, so a clien
 While a transaction is open the stream is not scaled, so all clients append the same: the parts in the order of the
 commit, each whole if its segment still takes events. If that segment was scaled since, the events are divided by their
 routing keys, and events without a key go to the first of the successors.
+
+An event in chunks is a piece of its own, and one append brings all of it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from synchronizer import (
 from synchronizer.backoff import Backoff
 from synchronizer.compare_and_set import Cell, CellChange, change_together
 
-from ..data.block import HEADER_BYTES, Block, parse_blocks
+from ..data.block import HEADER_BYTES, Block, EventChunk, parse_blocks
 from ..data.segment_reader import READ_BYTES, read_block, read_fully
 from ..data.write_batch import WriteBatch
 from ..state import StreamState
@@ -65,6 +67,7 @@ class _Chunk(NamedTuple):
     after: _MergeProgress
     data: bytes = b""
     source: str | None = None  # instead of data
+    is_read_elsewhere: bool = False  # other segments look at the source, to see that it is not for them
 
 
 class Merge:
@@ -123,6 +126,13 @@ class Merge:
                 pieces.setdefault(each, []).append(_StagedPiece(source, number, is_whole=each == number))
         return dict(sorted(pieces.items()))
 
+    def _destination_of(self, chunk: EventChunk, staged_for: int) -> int:
+        """Return the segment of the newest epoch to which the event belongs."""
+        if len(destinations := self._destinations[staged_for]) == 1:
+            return destinations[0]
+        (key,) = chunk.keys
+        return destinations[0] if key is None else self._routes.segment_of(key)
+
     def _of_segment(self, blocks: Sequence[Block], staged_for: int, number: int) -> bytes:
         """Return the events of the blocks that belong to the segment ``number``, as blocks."""
         keyless = self._destinations[staged_for][0]
@@ -176,7 +186,8 @@ class Merge:
             after = self._encoded(chunk.after)
             # Another client may read all pieces of a small transaction meanwhile: see `_together`. Of a large one, only
             # this step needs a piece that is copied whole.
-            change = partial(cell.change, after, chunk.data, source=chunk.source, unread=not self._is_small)
+            unread = not self._is_small and not chunk.is_read_elsewhere
+            change = partial(cell.change, after, chunk.data, source=chunk.source, unread=unread)
             self._backoff.retry(change)
             if self._deadline.passed and self._progress(cell.stored) < end:
                 raise self._not_merged()
@@ -193,6 +204,15 @@ class Merge:
             blocks = self._read(piece.source, progress.offset, _APPEND_BYTES - len(data))
             if not blocks:
                 break
+            if isinstance(blocks[0], EventChunk):
+                if number != self._destination_of(blocks[0], piece.staged_for):
+                    progress = next_piece
+                    continue
+                if data:
+                    break
+                if copy:
+                    return _Chunk(next_piece, source=piece.source, is_read_elsewhere=True)
+                return _Chunk(next_piece, self._read_piece(piece.source))
             if piece.is_whole:
                 data += b"".join(block.encoded for block in blocks)
             else:
@@ -216,6 +236,13 @@ class Merge:
             needed = max(needed, HEADER_BYTES)
             return [self._backoff.retry(lambda: read_block(self._store, source, offset, needed))]
         return blocks
+
+    def _read_piece(self, source: str) -> bytes:
+        """Return all bytes of a piece that is one event."""
+        data = self._backoff.retry(lambda: read_fully(self._store, source, 0, self._lengths[source]))
+        if len(data) < self._lengths[source]:
+            raise NotFoundError("another client has merged this staged event", segment=source)
+        return data
 
     # ------------------------------------------------------------------ progress
 

@@ -1,6 +1,7 @@
 """Stage one part of a transaction: its events go to segments of their own, which no reader sees.
 
-A part has a staged segment for each segment of the stream that it has events for. A staged segment is filled as a
+A part has a staged segment for each segment of the stream that it has events for. An event in chunks has one of its
+own, so that one step of the merge brings all its chunks. A staged segment is filled as a
 writer fills a segment, and named by a rule, so that a few words describe a part of any size. If the stream is scaled
 meanwhile, the part continues as it began, and the merge divides its events anew.
 """
@@ -27,7 +28,7 @@ from synchronizer.backoff import Backoff
 from synchronizer.compare_and_set import append_at
 
 from ..config import FrozenModel, check_name, staged_segments, staging_prefix
-from ..data.block import Headers
+from ..data.block import MAX_EVENT_BYTES, Headers, encode_chunks
 from ..data.write_batch import (
     BATCH_BYTES,
     KNOWN_KEYS,
@@ -37,6 +38,7 @@ from ..data.write_batch import (
     check_key,
     check_size,
     checked_headers,
+    is_for_chunks,
 )
 from ..manager import StreamManager
 from ..serializers import Serializer, checked_dumps
@@ -78,11 +80,12 @@ class EncodedBatch(NamedTuple):
 class _SegmentStaging:
     """A part's staged segments for one segment of the stream, and the batch for the last of them."""
 
-    __slots__ = ("batch", "lengths", "number")
+    __slots__ = ("batch", "is_full", "lengths", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.lengths: list[int] = []
+        self.is_full = False  # the last of them takes no more
         self.batch = WriteBatch(number)
 
 
@@ -102,8 +105,10 @@ class Staging(Generic[T]):
         *,
         serializer: Serializer[T],
         timeout: float | None = None,
+        max_event_bytes: int = MAX_EVENT_BYTES,
     ) -> None:
         self.stream = stream
+        self._max_event_bytes = max_event_bytes
         self.key = check_name(key, "transaction key")
         check_duration(timeout, "timeout", or_none=True)
         self.timeout = manager.timeout if timeout is None else timeout
@@ -132,18 +137,22 @@ class Staging(Generic[T]):
         """Add one event. Events of one ``routing_key`` are read in the order of these calls.
 
         Args:
-            event: A value that the serializer takes, at most 8 MiB with its headers.
+            event: A value that the serializer takes, at most 8 MiB, or the writer's ``max_event_bytes``, with its
+                headers.
             routing_key: Selects the segment; at most 4096 characters. Default: none.
             headers: Stored with the event.
 
         Raises:
-            EventTooLargeError: The event is over 8 MiB.
+            EventTooLargeError: The event is over this limit.
             NotFoundError: The staged events were deleted: a transaction of the key was committed or aborted meanwhile.
             ClosedError: The part is finished, or was given up.
         """
         self._check_open()
         headers = checked_headers(headers)
         data = self._dumps(event)
+        if is_for_chunks(data, headers, self._max_event_bytes, self.stream):
+            self._stage_chunks(data, routing_key, headers)
+            return
         check_size([data], headers, self.stream)
         staging = self._find_keyless() if routing_key is None else self._find(routing_key)
         before = staging.batch.size
@@ -154,6 +163,22 @@ class Staging(Generic[T]):
             self._send([staging])
         elif self._waiting > MAX_UNSTORED_BYTES:
             self._send(self._segments.values())
+
+    def _stage_chunks(self, event: bytes, routing_key: str | None, headers: Headers | None) -> None:
+        """Store the event in a staged segment of its own, behind the events of its segment so far."""
+        staging = self._segments[self.segment_of(routing_key)]
+        self._send([staging])
+        at = int(self._clock.time() * 1_000_000)
+        number = self._encoded = self._encoded + 1
+        with self._giving_up():
+            self._begin(staging, self._backoff())
+            chunks = encode_chunks(
+                event, written_at=at, writer_id=self._writer_id, number=number, key=routing_key, headers=headers
+            )
+            for chunk in chunks:
+                self._append(self._last_name(staging), chunk, staging.lengths[-1], self._backoff())
+                staging.lengths[-1] += len(chunk)
+            staging.is_full = True
 
     def segment_of(self, routing_key: str | None) -> int:
         """Return the segment of the stream for events of this key; without a key, round robin."""
@@ -266,11 +291,16 @@ class Staging(Generic[T]):
 
     def _store_batch(self, staging: _SegmentStaging, batch: EncodedBatch) -> None:
         backoff = self._backoff()
-        if not staging.lengths or staging.lengths[-1] >= STAGED_BYTES:
-            staging.lengths.append(0)
-            backoff.retry(partial(self._store.create, self._last_name(staging)))
+        if not staging.lengths or staging.is_full or staging.lengths[-1] >= STAGED_BYTES:
+            self._begin(staging, backoff)
         self._append(self._last_name(staging), batch.data, staging.lengths[-1], backoff)
         staging.lengths[-1] += len(batch.data)
+
+    def _begin(self, staging: _SegmentStaging, backoff: Backoff) -> None:
+        """Begin another staged segment."""
+        staging.lengths.append(0)
+        staging.is_full = False
+        backoff.retry(partial(self._store.create, self._last_name(staging)))
 
     def _last_name(self, staging: _SegmentStaging) -> str:
         *_, name = staged_segments(self._prefix, self._name, [staging.number] * len(staging.lengths))

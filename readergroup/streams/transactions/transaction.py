@@ -35,7 +35,7 @@ from synchronizer.backoff import Backoff
 from synchronizer.threads.loading import loading
 
 from ..config import check_name, check_stream_name, staging_prefix
-from ..data.block import Headers
+from ..data.block import MAX_EVENT_BYTES, Headers
 from ..manager import StreamManager
 from ..serializers import Serializer, check_takes_bytes, checked_dumps, checked_lists, serializer_or_bytes
 from ..state import AbortTransaction, CommitTransaction, ForgetTransactions, StreamState
@@ -156,8 +156,10 @@ class Transaction(Generic[T]):
         serializer: Serializer[T],
         timeout: float,
         before_commit: Callable[[], None],
+        max_event_bytes: int = MAX_EVENT_BYTES,
     ) -> None:
         self.stream = stream
+        self._max_event_bytes = max_event_bytes
         self._streams = streams
         self._serializer = serializer
         self._timeout = timeout
@@ -209,7 +211,12 @@ class Transaction(Generic[T]):
         """Return the part that holds the events, which the first of them begins."""
         if self._staging is None:
             self._staging = Staging(
-                self._streams, self.stream, self._key, serializer=self._serializer, timeout=self._timeout
+                self._streams,
+                self.stream,
+                self._key,
+                serializer=self._serializer,
+                timeout=self._timeout,
+                max_event_bytes=self._max_event_bytes,
             )
         return self._staging
 

@@ -17,6 +17,10 @@ segment, with gaps.
 Outages. While the store is away the append is repeated as long as the writer is open, and all later events wait. So an
 outage of any length changes neither the order nor the stored events. Only `close` gives up, at its deadline.
 
+Large events. An event over 8 MiB, if the writer takes such events, is a transaction of its own, in the calling thread
+and after all events written before. If its outcome is open at the deadline, the writer ends, so that none of its later
+events can come before it.
+
 Scaling. An append that finds its segment sealed is settled by the event number, read after the seal. A round ends only
 when all of it is stored, and nothing newer is sent meanwhile. So when the successors are published, all events that are
 not stored are here, those of one key in one place, and go to the successors before any newer event.
@@ -37,6 +41,7 @@ from synchronizer import (
     ClosedError,
     Deadline,
     DeadlineExceededError,
+    InvalidArgumentError,
     NotFoundError,
     OutcomeUnknownError,
     ReaderGroupError,
@@ -55,11 +60,13 @@ from ..data.write_batch import (
     MAX_UNSTORED_BYTES,
     Batch,
     check_key,
+    check_max_event_bytes,
     check_size,
     checked_headers,
+    is_for_chunks,
 )
 from ..manager import StreamManager
-from ..serializers import Serializer, check_takes_bytes, checked_dumps, checked_lists
+from ..serializers import BytesSerializer, Serializer, check_takes_bytes, checked_dumps, checked_lists
 from ..state import StreamState
 from ..transactions.transaction import Transaction
 from .appending import BatchAppender, Effort
@@ -70,6 +77,7 @@ if TYPE_CHECKING:
     from ..data.packed_rows import PackedRows
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 #: How long events gather that came while the writer was sending, if no flush waits and there is less than a batch.
 #: An event that finds it idle is sent at once.
@@ -126,10 +134,18 @@ class EventWriter(Generic[T]):
     """
 
     def __init__(
-        self, manager: StreamManager, stream: str, *, serializer: Serializer[T], timeout: float | None = None
+        self,
+        manager: StreamManager,
+        stream: str,
+        *,
+        serializer: Serializer[T],
+        timeout: float | None = None,
+        max_event_bytes: int | None = None,
     ) -> None:
         self.stream = stream
         check_duration(timeout, "timeout", or_none=True)
+        #: The most bytes of an event with its headers that `write` takes.
+        self.max_event_bytes = check_max_event_bytes(max_event_bytes, manager.store)
         self.timeout = manager.timeout if timeout is None else timeout
         self._manager = manager
         self._store = manager.store
@@ -193,16 +209,18 @@ class EventWriter(Generic[T]):
     def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
         """Write one event, in the background. Events of one routing key are read in the order of their writes.
 
-        Waits while over 16 MiB are not stored. If the call raises, the event is not written.
+        Waits while over 16 MiB are not stored. If the call raises, the event is not written. A writer that takes larger
+        events than 8 MiB stores such an event, and those written before, before the call returns.
 
         Args:
-            event: A value that the serializer takes, at most 8 MiB with its headers.
+            event: A value that the serializer takes, at most 8 MiB, or ``max_event_bytes``, with its headers.
             routing_key: Selects the segment; at most 4096 characters. Default: none; the event goes to any segment.
             headers: Stored with the event.
 
         Raises:
-            EventTooLargeError: The event is over 8 MiB.
+            EventTooLargeError: The event is over this limit.
             DeadlineExceededError: There was no room within the timeout, or the store has taken nothing for that long.
+            OutcomeUnknownError: An event over 8 MiB may be stored, now or later. The writer has failed.
             SealedError: The stream was sealed.
             NotFoundError: The stream was deleted.
             ClosedError: The writer is closed.
@@ -210,7 +228,11 @@ class EventWriter(Generic[T]):
         data = self._dumps(event)
         size = len(data) + EVENT_BYTES
         if headers is not None or size > MAX_EVENT_BYTES:
-            self._write_group([data], routing_key, headers)
+            headers = checked_headers(headers)
+            if is_for_chunks(data, headers, self.max_event_bytes, self.stream):
+                self._write_in_chunks(data, routing_key, headers)
+            else:
+                self._write_group([data], routing_key, headers)
             return
         if self._unstored > MAX_UNSTORED_BYTES:
             self._wait_for_room()
@@ -253,10 +275,27 @@ class EventWriter(Generic[T]):
         """
         if type(events) is not list:
             check_type(events, Iterable, "events")
+        headers = checked_headers(headers)
         self._write_group([self._dumps(event) for event in events], routing_key, headers)
 
+    def _write_in_chunks(self, event: bytes, routing_key: str | None, headers: Headers | None) -> None:
+        """Store one large event in a transaction, and return when it is in the stream."""
+        with self._lock:
+            self._check_writable()
+        transaction = self._transaction(BytesSerializer())
+        try:
+            with transaction:
+                transaction.write(event, routing_key, headers)
+        except BaseException as error:
+            try:
+                transaction.abort()
+            except BaseException as undecided:
+                self._fail(_open_outcome(undecided), error if isinstance(error, Exception) else None)
+                if isinstance(error, ReaderGroupError):
+                    self._raise_failure()
+            raise
+
     def _write_group(self, events: Sequence[bytes], routing_key: str | None, headers: Headers | None) -> None:
-        headers = checked_headers(headers)
         check_size(events, headers, self.stream)
         if self._unstored > MAX_UNSTORED_BYTES:
             self._wait_for_room()
@@ -435,8 +474,16 @@ class EventWriter(Generic[T]):
         """
         with self._lock:
             self._check_usable()
+        return self._transaction(self._serializer)
+
+    def _transaction(self, serializer: Serializer[U]) -> Transaction[U]:
         return Transaction(
-            self._manager, self.stream, serializer=self._serializer, timeout=self.timeout, before_commit=self.flush
+            self._manager,
+            self.stream,
+            serializer=serializer,
+            timeout=self.timeout,
+            before_commit=self.flush,
+            max_event_bytes=self.max_event_bytes,
         )
 
     # ------------------------------------------------------------------ waiting for it
@@ -760,6 +807,18 @@ class EventWriter(Generic[T]):
             "the writer belongs to the parent process; open another in this process", stream=self.stream
         )
         self._closed = self._ended = self._failure_told = True
+
+
+def _open_outcome(error: BaseException) -> OutcomeUnknownError:
+    """Return the error of a write whose transaction could not be aborted."""
+    if isinstance(error, InvalidArgumentError):
+        message = (
+            "an event over 8 MiB is stored and not yet in its segment, where readers see it as soon as any client "
+            "completes that; open another writer"
+        )
+    else:
+        message = "an event over 8 MiB may be stored, now or later; check whether it is before you write it again"
+    return OutcomeUnknownError(message)
 
 
 def _worst(errors: Iterable[Exception]) -> Exception:
