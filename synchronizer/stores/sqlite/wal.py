@@ -133,12 +133,13 @@ class WriteAheadLog:
             self._log = FileIO(f"{self._path}-wal", "r+")
 
     def flush(self) -> None:
-        """Wait until all commits are on the disk. It needs no gate.
+        """Wait until all commits are on the disk. It needs no gate. Without `prepare_flush` each of them has waited.
 
         If another process restarts the log in the meantime, a checkpoint has moved the content into the file and
         flushed it before. Python may open and close the log: SQLite's locks are on the file and on ``-shm``, not on it.
         """
-        assert self._log is not None
+        if self._log is None:
+            return
         with self._flushing:  # of two concurrent flushes the system reports a failure to only one
             try:
                 if sys.platform == "darwin":
