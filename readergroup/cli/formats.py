@@ -53,12 +53,12 @@ def sink(file: BinaryIO, chosen: Format) -> Iterator[Sink]:
 
 
 @contextmanager
-def records(file: BinaryIO, chosen: Format) -> Iterator[Records]:
-    """Provide the events of ``file``."""
+def records(file: BinaryIO, chosen: Format, max_event_bytes: int = MAX_EVENT_BYTES) -> Iterator[Records]:
+    """Provide the events of ``file``, none of them larger."""
     if chosen is Format.JSONL:
-        yield JsonLineRecords(file)
+        yield JsonLineRecords(file, max_event_bytes)
     elif chosen is Format.MSGPACK:
-        yield MsgpackRecords(file)
+        yield MsgpackRecords(file, max_event_bytes)
     elif file.seekable():
         yield _parquet().ParquetRecords(file)
     else:
@@ -77,8 +77,8 @@ def _parquet() -> Any:
 
 # ---------------------------------------------------------------------- JSON lines
 
-#: The largest event as text or in base64, with every byte in its longest form.
-_MAX_LINE_BYTES: Final = 8 * MAX_EVENT_BYTES
+#: How many bytes one of an event takes at most, as text or in base64.
+_LONGEST_FORM: Final = 8
 #: ``readergroup read --json`` prints the same fields, so its output can be imported.
 _FIELDS: Final = frozenset({"data", "data_base64", "routing_key", "headers_base64"})
 _IGNORED: Final = frozenset({"written_at", "pointer", "segment", "offset", "fencing_token"})
@@ -130,12 +130,13 @@ def _compact(value: object) -> bytes:
 class JsonLineRecords:
     unit = "line"
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, max_event_bytes: int) -> None:
         self.position = 0
         self._file = file
+        self._most_bytes = _LONGEST_FORM * max_event_bytes
 
     def __iter__(self) -> Iterator[ImportedRecord]:
-        while line := self._file.readline(_MAX_LINE_BYTES):
+        while line := self._file.readline(self._most_bytes):
             self.position += len(line)
             yield _of_line(line)
 
@@ -210,10 +211,11 @@ class Msgpack:
 class MsgpackRecords:
     unit = "record"
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, max_event_bytes: int) -> None:
         self.position = 0
         self._read = 0
         self._file = file
+        self._most_bytes = min(_LONGEST_FORM * max_event_bytes, 2**31 - 1)  # more, msgpack does not take
 
     def read(self, size: int = -1) -> bytes:
         """Read for the unpacker, and count the bytes: it reads ahead of the events that it returns."""
@@ -222,7 +224,7 @@ class MsgpackRecords:
         return data
 
     def __iter__(self) -> Iterator[ImportedRecord]:
-        unpacker = msgpack.Unpacker(self, unicode_errors="surrogatepass", max_buffer_size=_MAX_LINE_BYTES)
+        unpacker = msgpack.Unpacker(self, unicode_errors="surrogatepass", max_buffer_size=self._most_bytes)
         while True:
             try:
                 found = next(unpacker, None)

@@ -21,7 +21,7 @@ from .records import ImportedRecord, Records
 from .screen import Advance, count, print_json, progress, say, size, stdout_may_end_on_a_terminal
 from .session import Failed, UntilInterrupted, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import AsJson, Name, Yes, confirm, parse_place, show_change
-from .writing import open_source, size_of
+from .writing import MaxEventBytes, open_source, parsed_limit, size_of
 
 #: How many events are written between two updates of the progress bar.
 _STEP: Final = 1000
@@ -196,6 +196,7 @@ def import_events(
             callback=check_not_negative,
         ),
     ] = 0,
+    max_event_bytes: MaxEventBytes = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the events of an exported file to a stream, with their routing keys and headers.
@@ -203,9 +204,13 @@ def import_events(
     The events get new times of writing. An invalid record ends the import; the events before it are written.
     """
     chosen = format_of(file, chosen)
-    with session(context).connect() as client, open_source(file) as source, records(source, chosen) as found:
+    limit = parsed_limit(max_event_bytes)
+    with session(context).connect() as client, open_source(file) as source, records(source, chosen, limit) as found:
         reading = UntilInterrupted(found)
-        with ended_by_signal(reading.stop) as interruption, client.writer(stream) as writer:
+        with (
+            ended_by_signal(reading.stop) as interruption,
+            client.writer(stream, max_event_bytes=limit) as writer,
+        ):
             with progress(f"importing to {stream}", size_of(source)) as advance:
                 number = _import(writer, found, reading, skip, advance)
     events = max(0, number - skip)

@@ -17,12 +17,24 @@ import readergroup as rg
 
 from ..streams.data.block import MAX_EVENT_BYTES
 from .exit_codes import INTERRUPTED
+from .retention import parsed_size
 from .screen import Advance, count, print_json, progress, say
 from .session import Failed, UntilInterrupted, ended_by_signal, session
 from .streams import AsJson, Name
 
 #: How many lines are written between two updates of the progress bar.
 _STEP: Final = 5000
+
+#: The option of the commands that write events.
+MaxEventBytes = Annotated[
+    str | None,
+    typer.Option(
+        "--max-event-bytes",
+        metavar="SIZE",
+        help="The largest event to take, such as 100MiB. Events over 8 MiB are stored in chunks. Default: 8 MiB.",
+        show_default=False,
+    ),
+]
 
 KeyOf = Callable[[bytes, int], str | None]
 
@@ -39,6 +51,7 @@ def write(
             metavar="FIELD", help="Lines are JSON objects, and this field is the routing key. Default: no routing key."
         ),
     ] = None,
+    max_event_bytes: MaxEventBytes = None,
     as_json: AsJson = False,
 ) -> None:
     """Write each line of a file as an event.
@@ -47,9 +60,13 @@ def write(
     the segments. Ctrl-C stores the lines read so far and prints their number.
     """
     key_of: KeyOf = (lambda line, number: None) if key is None else (lambda line, number: _key(line, number, key))
+    limit = parsed_limit(max_event_bytes)
     with session(context).connect() as client, open_source(file) as source:
-        found = UntilInterrupted(_lines(source))
-        with ended_by_signal(found.stop) as interruption, client.writer(stream) as writer:
+        found = UntilInterrupted(_lines(source, limit))
+        with (
+            ended_by_signal(found.stop) as interruption,
+            client.writer(stream, max_event_bytes=limit) as writer,
+        ):
             with progress(f"writing to {stream}", size_of(source)) as advance:
                 lines, size = _write_lines(writer, found, key_of, advance)
     if interruption.came:
@@ -65,10 +82,10 @@ def _write_lines(
 ) -> tuple[int, int]:
     number = size = done = 0
     for number, line in enumerate(lines, 1):
-        if len(line) > MAX_EVENT_BYTES:
+        if len(line) > writer.max_event_bytes:
             raise Failed(
-                f"line {number:,} is longer than the limit of an event ({MAX_EVENT_BYTES:,} bytes); the lines "
-                "before it are stored"
+                f"line {number:,} is longer than the limit of an event ({writer.max_event_bytes:,} bytes), which "
+                "--max-event-bytes raises; the lines before it are stored"
             )
         try:
             writer.write(line, key_of(line, number))
@@ -81,9 +98,14 @@ def _write_lines(
     return number, size
 
 
-def _lines(source: BinaryIO) -> Iterator[bytes]:
+def parsed_limit(max_event_bytes: str | None) -> int:
+    """Return the limit of an event that `MaxEventBytes` says."""
+    return MAX_EVENT_BYTES if max_event_bytes is None else parsed_size("--max-event-bytes", max_event_bytes)
+
+
+def _lines(source: BinaryIO, limit: int) -> Iterator[bytes]:
     """Iterate over the lines without their ends. A line over the limit is cut just above it: writing it raises."""
-    while line := source.readline(MAX_EVENT_BYTES + 2):
+    while line := source.readline(limit + 2):
         yield line.removesuffix(b"\n")
 
 

@@ -236,6 +236,18 @@ def test_each_line_becomes_an_event_with_its_bytes_as_they_are(orders: Cli) -> N
     assert sorted(result.stdout_bytes.split(b"\n")[:-1]) == sorted(written.split(b"\n"))
 
 
+def test_lines_over_the_limit_are_written_only_if_asked_for(orders: Cli) -> None:
+    large = b"x" * (9 * 2**20)
+    assert "--max-event-bytes" in orders.fails(1, "write", "shop/orders", input=b"small\n" + large)
+    assert "1 event written" in orders.ok("write", "shop/orders", "--max-event-bytes", "10MiB", input=large)
+    assert "10MiB" in orders.fails(2, "write", "shop/orders", "--max-event-bytes", "10MiBs", input=large)
+    exported = orders.ok("stream", "export", "shop/orders")
+    orders.ok("stream", "create", "shop/imported")
+    orders.ok("stream", "import", "shop/imported", "--max-event-bytes", "10MiB", input=exported)
+    assert sorted(map(len, orders.ok("read", "shop/imported", "--group", "g").split())) == [5, len(large)]
+    assert "xxx" in orders.ok("peek", "shop/imported")
+
+
 def test_a_file_is_written(orders: Cli, tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_text("".join(f"{n}\n" for n in range(10_000)))

@@ -1,4 +1,4 @@
-"""An event in chunks: it comes back as one event from every place that a reader can start at, or an error says why not."""
+"""An event in chunks comes back as one event from every place that a reader can start at, or an error says why not."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def test_an_older_release_meets_a_format_that_it_does_not_know() -> None:
 
 @settings(deadline=None)
 @given(
-    st.lists(
-        st.builds(bytes, st.sampled_from([0, 1, 99, 100, 101, 199, 200, 201]) | st.integers(0, 1000)), max_size=5
-    ),
+    st.lists(st.builds(bytes, st.sampled_from([0, 1, 99, 100, 101, 199, 200, 201]) | st.integers(0, 1000)), max_size=5),
     st.sampled_from([1, 150, 2**20]),
 )
 def test_events_of_every_size_are_read_from_every_block_on(events: list[bytes], read_bytes: int) -> None:
