@@ -28,7 +28,7 @@ from synchronizer.backoff import Backoff
 from synchronizer.compare_and_set import append_at
 
 from ..config import FrozenModel, check_name, staged_segments, staging_prefix
-from ..data.block import MAX_EVENT_BYTES, Headers, encode_chunks
+from ..data.block import Headers, encode_chunks
 from ..data.write_batch import (
     BATCH_BYTES,
     KNOWN_KEYS,
@@ -36,6 +36,7 @@ from ..data.write_batch import (
     Batch,
     WriteBatch,
     check_key,
+    check_max_event_bytes,
     check_size,
     checked_headers,
     is_for_chunks,
@@ -105,10 +106,10 @@ class Staging(Generic[T]):
         *,
         serializer: Serializer[T],
         timeout: float | None = None,
-        max_event_bytes: int = MAX_EVENT_BYTES,
+        max_event_bytes: int | None = None,
     ) -> None:
         self.stream = stream
-        self._max_event_bytes = max_event_bytes
+        self._max_event_bytes = check_max_event_bytes(max_event_bytes, manager.store)
         self.key = check_name(key, "transaction key")
         check_duration(timeout, "timeout", or_none=True)
         self.timeout = manager.timeout if timeout is None else timeout

@@ -35,7 +35,7 @@ from synchronizer.backoff import Backoff
 from synchronizer.threads.loading import loading
 
 from ..config import check_name, check_stream_name, staging_prefix
-from ..data.block import MAX_EVENT_BYTES, Headers
+from ..data.block import Headers
 from ..manager import StreamManager
 from ..serializers import Serializer, check_takes_bytes, checked_dumps, checked_lists, serializer_or_bytes
 from ..state import AbortTransaction, CommitTransaction, ForgetTransactions, StreamState
@@ -156,7 +156,7 @@ class Transaction(Generic[T]):
         serializer: Serializer[T],
         timeout: float,
         before_commit: Callable[[], None],
-        max_event_bytes: int = MAX_EVENT_BYTES,
+        max_event_bytes: int | None = None,
     ) -> None:
         self.stream = stream
         self._max_event_bytes = max_event_bytes

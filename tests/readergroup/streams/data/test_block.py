@@ -149,7 +149,7 @@ def test_bytes_that_are_no_block_are_refused() -> None:
 
 def test_a_block_of_another_version_is_refused_as_such() -> None:
     with pytest.raises(CorruptDataError, match="unknown to this release"):
-        parse_blocks("segment", 0, b"R\x02" + bytes(100))
+        parse_blocks("segment", 0, b"R\x03" + bytes(100))
 
 
 def test_a_part_of_a_block_says_how_many_bytes_it_needs() -> None:

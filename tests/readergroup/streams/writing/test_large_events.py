@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ from dataclasses import replace
 import pytest
 
 import readergroup as rg
+import readergroup.aio
+from readergroup.errors import CorruptDataError
 from readergroup.streams.config import ScalingPolicy
 from readergroup.streams.data import block, write_batch
 from readergroup.streams.data.block import MAX_CHUNKED_BYTES, MAX_EVENT_BYTES
@@ -20,7 +23,14 @@ from readergroup.streams.serializers import BytesSerializer
 from readergroup.streams.transactions import staging
 from readergroup.streams.writing import writer as writer_module
 from readergroup.streams.writing.writer import EventWriter
-from synchronizer import InvalidArgumentError, OutcomeUnknownError, SegmentStore, StoreUnavailableError, open_store
+from synchronizer import (
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    SegmentStore,
+    StoreFullError,
+    StoreUnavailableError,
+    open_store,
+)
 from synchronizer.testing import FailingStore, Operation
 
 pytestmark = pytest.mark.stores(round_robin=True)
@@ -246,6 +256,112 @@ def test_a_write_whose_outcome_is_open_ends_the_writer(streams: StreamManager) -
     with suppress(rg.ReaderGroupError):
         writer.close()
     assert of_key(streams, "key") == []
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_without_room_the_event_is_not_written_and_the_writer_goes_on(streams: StreamManager) -> None:
+    failing = FailingStore(streams.store)
+
+    def be_full(operation: Operation) -> None:
+        if operation.verb == "append" and "/staging/" in operation.segment:
+            raise StoreFullError("full", segment=operation.segment)
+
+    with EventWriter(
+        StreamManager(failing), NAME, serializer=BytesSerializer(), timeout=0.5, max_event_bytes=10_000
+    ) as writer:
+        failing.before = be_full
+        with pytest.raises((StoreFullError, rg.DeadlineExceededError)):
+            writer.write(event("large", 5000), "key")
+        failing.before = None
+        writer.write(event("next", 5000), "key")
+    assert of_key(streams, "key") == [event("next", 5000)]
+    assert [name for name in streams.store.list("data/") if "/staging/" in name] == []
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_an_interrupt_anywhere_in_a_write_leaves_the_event_or_nothing(streams: StreamManager) -> None:
+    for number in range(60):
+        failing = FailingStore(streams.store)
+        with open_writer(StreamManager(failing)) as writer:
+            calls = iter(range(10_000))
+
+            def interrupt(_: Operation, calls: Iterator[int] = calls, number: int = number) -> None:
+                if next(calls) == number and threading.current_thread() is threading.main_thread():
+                    raise KeyboardInterrupt
+
+            failing.after = interrupt
+            is_interrupted = False
+            try:
+                writer.write(event(str(number), 5000), "key")
+            except KeyboardInterrupt:
+                is_interrupted = True
+            failing.after = None
+            was_stored = event(str(number), 5000) in of_key(streams, "key")
+            assert was_stored or is_interrupted
+            if writer.failure is None:
+                writer.write(b"goes on", "key")
+            else:
+                assert isinstance(writer.failure, OutcomeUnknownError)
+                with suppress(OutcomeUnknownError):
+                    writer.close()
+        found = of_key(streams, "key")
+        assert len(set(found) - {b"goes on"}) == len([data for data in found if data != b"goes on"])
+        if not is_interrupted:
+            return
+    pytest.fail("the write never ended")
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_damaged_chunk_stops_the_reader_and_a_truncated_event_is_passed(streams: StreamManager) -> None:
+    with open_writer(streams) as writer:
+        writer.write(b"before", "key")
+        writer.write(event("large", 5000), "key")
+        writer.write(b"after", "key")
+    store, state = streams.store, streams.fetch_state(NAME)
+    data = store.read(state.data_segment(0), 0, 100_000)
+    damaged = data.replace(b"large", b"lArge")
+    store.create("data/other")
+    store.append("data/other", damaged)
+    with pytest.raises(CorruptDataError, match="damaged"):
+        list(iter(SegmentReader(store, "data/other").next_block, None))
+    with rg.Client(store) as client:
+        group = client.groups.create("readers", streams=[NAME])
+        with group.reader() as reader:
+            (first,) = reader.read_batch(max_events=1, timeout=30)
+            store.truncate(state.data_segment(0), first.next_offset + CHUNK)
+            found = []
+            with suppress(rg.TruncatedError):
+                found += reader.read_batch(timeout=30)
+            while b"after" not in [each.data for each in found]:
+                found += reader.read_batch(timeout=30)
+            assert [each.data for each in found] in ([b"after"], [event("large", 5000), b"after"])
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_a_pool_and_an_asyncio_client_write_and_read_large_events(store_url: str) -> None:
+    written = [event("1", 9000), b"2", event("3", 4000)]
+
+    async def write_and_read() -> list[bytes]:
+        async with rg.aio.connect(store_url) as client:
+            await client.streams.create(NAME, scaling=rg.ScalingPolicy.fixed(1))
+            async with client.writer(NAME, max_event_bytes=10_000) as writer:
+                for each in written:
+                    await writer.write(each, "key")
+                async with writer.transaction() as txn:
+                    await txn.write(event("4", 5000), "key")
+            group = await client.groups.create("tasks", streams=[NAME])
+            async with group.reader() as reader:
+                return [(await reader.read(timeout=30)).data for _ in range(4)]  # type: ignore[union-attr]
+
+    assert asyncio.run(write_and_read()) == [*written, event("4", 5000)]
+    if store_url.startswith("memory"):
+        return
+    with rg.connect(store_url) as client:
+        client.streams.seal(NAME)
+        group = client.groups.create("pool", streams=[NAME])
+        handled: list[bytes] = []
+        group.pool(lambda each: handled.append(each.data), concurrency=2).run()
+        assert handled == [*written, event("4", 5000)]
 
 
 def test_readers_get_one_event_of_nine_mebibytes(store_url: str) -> None:
