@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "automatic_checkpoint_interval_seconds": None,
     "max_outstanding_checkpoints": 2,
     "retention": "AT_LAST_COMMIT",
+    "balance": "load",
 }
 
 

@@ -69,11 +69,17 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
     say(f"{group}: reads {', '.join(state.config.streams)} with {readers}{ended}")
     say(config_in_words(state.config))
     say("")
+    are_weighed = state.config.balance == "load" or any(found.weight for found in state.segments.values())
     rows = [
-        (segment, found.owner or "-", f"{positions.get(segment, found.offset):,}", _condition(found))
+        (
+            *(segment, found.owner or "-", f"{positions.get(segment, found.offset):,}"),
+            *((f"{found.load:,}",) if are_weighed else ()),
+            _condition(found),
+        )
         for segment, found in sorted(state.segments.items())
     ]
-    out().print(table("segment", "reader", "offset", "is", numbers=("offset",), rows=rows))
+    numbers = ("offset", *(("load",) if are_weighed else ()))
+    out().print(table("segment", "reader", *numbers, "is", numbers=numbers, rows=rows))
     idle = sorted(reader for reader in state.readers if not state.segments_of(reader))
     if idle:
         say(f"\nReaders without a segment: {', '.join(idle)}")
@@ -231,7 +237,13 @@ def _summary(name: str, state: rg.ReaderGroupState) -> dict[str, object]:
 
 
 def _describe(segment: rg.SegmentId, found: SegmentState) -> dict[str, object]:
-    return {"owner": found.owner, "fencing_token": found.token, "target": found.target, "is": _condition(found)}
+    return {
+        "owner": found.owner,
+        "fencing_token": found.token,
+        "target": found.target,
+        "load": found.load,
+        "is": _condition(found),
+    }
 
 
 def _condition(found: SegmentState) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ from ..streams.state import StreamState
 from .lag import positions
 from .model.config import ReaderGroupConfig
 from .model.state import ReaderGroupState
-from .model.updates import ConfigureGroup, ConfigureStreams, StreamStart
+from .model.updates import ConfigureGroup, ConfigureStreams, RecordWeights, StreamStart
 from .starting import configured_start, stream_start
 from .updater import GroupUpdater, check_same_stream
 
@@ -91,14 +91,17 @@ class _Configuring:
             return Proposal((), False)
         if self._after == self._before:
             return Proposal((), True)
-        updates: Iterable[Update[ReaderGroupState]] = [ConfigureGroup(config=self._after)]
+        forgotten: list[Update[ReaderGroupState]] = []
+        if self._before.balance == "load" != self._after.balance:
+            weights = {segment: 0 for segment, found in sorted(state.segments.items()) if found.weight}
+            forgotten = [RecordWeights(weights=weights)] if weights else []
         if all(getattr(self._after, field) == getattr(self._before, field) for field in ("streams", "start", "end")):
-            return Proposal(list(updates), True)
+            return Proposal([*forgotten, ConfigureGroup(config=self._after)], True)
         if any(metadata.epoch < state.streams[stream].epoch for stream, metadata in moved.items()):
             return Proposal((), False)  # scaled since it was fetched
         found, attributes = self._moved_starts(state, moved)
         update = ConfigureStreams(config=self._after, starts={**added, **found} or None)
-        return Proposal([update], True, attributes)
+        return Proposal([*forgotten, update], True, attributes)
 
     def _moved_starts(
         self, state: ReaderGroupState, moved: Mapping[str, StreamState]

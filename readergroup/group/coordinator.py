@@ -28,6 +28,7 @@ from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
 
 from ..telemetry.logs import LogAbout
+from .load import LoadMeter
 from .model import balance
 from .model.state import ReaderState
 from .pace import Pace
@@ -77,6 +78,7 @@ class ReaderCoordinator:
         self._pause = Flag()  # never set
         self._pace = Pace(self._clock)
         self._deaths = DeathWatch(self._clock)
+        self._load = LoadMeter(updater)
         self._follow_at = float("-inf")
         self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
         self._told: Revision | None = None  # the last one that the readers were told of
@@ -169,6 +171,7 @@ class ReaderCoordinator:
                 self._observe,
                 self._follow,
                 self._balance,
+                self._weigh,
                 self._give_up_checkpoint,
                 self._begin_checkpoint,
                 self._tell,
@@ -251,6 +254,14 @@ class ReaderCoordinator:
             self._balanced_at = revision  # there is no room for the moves until the state changes
             raise
         return now
+
+    def _weigh(self) -> float:
+        """Record the weights of the segments, if this process is the first by rank."""
+        state = self._updater.state
+        if state.config.balance != "load" or not state.readers or self._stagger(state.readers):
+            self._load.forget()
+            return float("inf")
+        return self._load.step()
 
     def _maintain(self) -> float:
         """Apply the policies that are due, of all streams of the store."""

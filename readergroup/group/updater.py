@@ -29,7 +29,7 @@ from ..streams.data.places import check_offset
 from ..streams.manager import StreamManager
 from ..streams.state import StreamState
 from ..telemetry.counters import GroupCounters
-from .model import balance
+from .model import balance, weights
 from .model.config import ReaderGroupConfig
 from .model.positions import Positions, SegmentPosition, current_offsets
 from .model.state import ReaderGroupState, ReaderState, SegmentState
@@ -252,6 +252,17 @@ class GroupUpdater:
         """Propose the planner's moves, if there are any."""
         self.synchronizer.update_state(balance.plan, timeout=timeout)
 
+    def record_weights(
+        self, rates: Mapping[SegmentId, float], lags: Mapping[SegmentId, float], *, timeout: float | None = None
+    ) -> None:
+        """Record the weights that have changed by these rates, in bytes per second, and lags, in bytes."""
+
+        def record(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
+            is_wanted = state.config.balance == "load"
+            return Proposal(weights.record(state, rates, lags) if is_wanted else (), None)
+
+        self._update_and_balance(record, timeout)
+
     def release(self, reader: str, lease: str, positions: Positions, *, timeout: float | None = None) -> None:
         """Release these segments where the reader stands in them. Segments that it lost meanwhile are left alone."""
 
@@ -427,7 +438,9 @@ def _epoch_adder(stream: str, epoch: int, metadata: StreamState) -> Callable[[Re
             for number, each in metadata.segments.items()
             if each.epoch == epoch
         }
-        return with_moves(state, [AddEpoch(stream=stream, epoch=epoch, segments=segments)])
+        added = AddEpoch(stream=stream, epoch=epoch, segments=segments)
+        weighed = weights.inherited(state, added) if state.config.balance == "load" else []
+        return with_moves(state, [added, *weighed])
 
     return add
 

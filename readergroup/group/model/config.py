@@ -52,6 +52,7 @@ def _check_start(start: object) -> object:
 #: A time stands for the first event written since then.
 Start = Annotated[StreamCut | str, BeforeValidator(_check_start)]
 Retention = Literal["NONE", "MANUAL", "AT_LAST_CHECKPOINT", "AT_LAST_COMMIT"]
+Balance = Literal["count", "load"]
 
 
 def _or_never(seconds: object) -> object:
@@ -91,13 +92,17 @@ class ReaderGroupConfig(Configuration):
     #: from the last checkpoint, "AT_LAST_COMMIT" from the committed positions. Never events behind these positions.
     #: With "AT_LAST_CHECKPOINT" a group takes automatic checkpoints also without ``on_checkpoint``.
     retention: Retention = "NONE"
+    #: What readers get equal shares of: "count" of segments, or "load", which is bytes per second and lag. With "load"
+    #: a segment with most of the load gets a reader of its own.
+    balance: Balance = "count"
 
     @model_serializer(mode="wrap")
     def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the default of a later field out, so that earlier releases read the group."""
+        """Leave the defaults of later fields out, so that earlier releases read the group."""
         fields: dict[str, Any] = serialize(self)
-        if self.retention == "NONE":
-            fields.pop("retention", None)
+        for field, default in (("retention", "NONE"), ("balance", "count")):
+            if fields.get(field) == default:
+                del fields[field]
         return fields
 
     @model_validator(mode="before")

@@ -203,8 +203,8 @@ class EndStream(Update[ReaderGroupState], tag="end_stream"):
 class RecordWeights(Update[ReaderGroupState], tag="record_weights"):
     """Set how much work segments are, as powers of two. The planner balances by these alone; the default is 0.
 
-    The SDK itself does not send it. An application that knows how unequal its segments are applies it by
-    ``group.synchronizer.update_state``.
+    Groups with ``balance="load"`` record them by themselves. In other groups, an application that knows how unequal its
+    segments are applies it by ``group.synchronizer.update_state``.
     """
 
     weights: Mapping[SegmentId, Annotated[int, Field(ge=0, le=40)]]

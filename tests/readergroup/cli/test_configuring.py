@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import readergroup as rg
+from readergroup.group.model.updates import RecordWeights
 from tests.readergroup.cli.test_commands import Cli
 
 
@@ -30,6 +31,22 @@ def test_a_group_is_created_with_settings_and_configured(orders: Cli) -> None:
     )
     assert found["config"]["reader_timeout_seconds"] == 5 and found["config"]["retention"] == "MANUAL"
     assert "max_processing_seconds=none" in orders.ok("group", "describe", "billing")
+
+
+def test_a_group_balances_by_load_and_shows_the_loads(orders: Cli) -> None:
+    orders.ok("group", "create", "billing", "--stream", "shop/orders")
+    assert "load" not in orders.ok("group", "describe", "billing")
+    assert "balance=load" in orders.ok("group", "configure", "billing", "balance=load")
+    with rg.connect(orders.url) as client:
+        group = client.groups.get("billing")
+        heavy = min(group.state.segments)
+        group.synchronizer.update_state_unconditionally(RecordWeights(weights={heavy: 12}))
+    shown = orders.ok("group", "describe", "billing")
+    assert "balance=load" in shown and "4,096" in shown
+    assert json.loads(orders.ok("group", "describe", "billing", "--json"))["segments"][heavy]["load"] == 4096
+    orders.ok("group", "configure", "billing", "balance=count")
+    assert "4,096" not in orders.ok("group", "describe", "billing"), "the weights go with the setting"
+    assert "balance" in orders.fails(1, "group", "configure", "billing", "balance=weight")
 
 
 def test_a_group_starts_where_it_is_told(orders: Cli) -> None:

@@ -203,6 +203,22 @@ def test_a_cancellation_is_written_and_read_as_in_its_first_release() -> None:
     assert [each.name for each in last.checkpoints] == ["nightly"]
 
 
+LOADS: list[Update[ReaderGroupState]] = [
+    ConfigureGroup(config=ReaderGroupConfig(streams=(STREAM,), balance="load")),
+    RecordWeights(weights={seg(0): 5, seg(1): 3}),
+    ConfigureGroup(config=ReaderGroupConfig(streams=(STREAM,))),
+]
+
+
+def test_a_group_that_balances_by_load_is_written_and_read_as_in_its_first_release() -> None:
+    today = CODEC.encode_updates(LOADS)
+    stored = golden("group-updates-v5.msgpack", today)
+    assert msgpack.unpackb(stored) == msgpack.unpackb(today)
+    assert CODEC.decode_body(stored) == LOADS
+    last = check_history("group-history-v5.msgpack", CODEC, group_state(2), LOADS)
+    assert last.config.balance == "count" and last.segments[seg(0)].weight == 5
+
+
 #: Updates in the order of the log. What update number n makes, counted from 0, has the token 10 * n + 1.
 HISTORY: list[Update[ReaderGroupState]] = [
     AddReader(reader="r1", lease="abc", keeps=True),
