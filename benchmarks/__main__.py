@@ -14,6 +14,7 @@ from tests.servers.unavailable import ServerUnavailable
 
 from .aio import aio
 from .appending import append_together
+from .balancing import balance
 from .bulk import bulk
 from .columns import columns
 from .concurrency import concurrency
@@ -67,6 +68,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "notify": notify,
     "takeover": takeover,
     "join": join,
+    "balance": balance,
     "wake": wake,
     "outbox": outbox,
     "idle": idle,
