@@ -18,7 +18,7 @@ INTERVAL_SECONDS: Final = 30.0
 #: A rate is the average over this many intervals, or fewer if there are fewer yet.
 _INTERVALS: Final = 4
 #: Between two steps, the coordinator does its other work.
-_SEGMENTS_PER_STEP: Final = 100
+SEGMENTS_PER_STEP: Final = 100
 
 
 class _Sample(NamedTuple):
@@ -50,7 +50,7 @@ class LoadMeter:
         if self._begun is None:
             self._begun = _Sample(now, {})
             self._left = [segment for segment, found in state.segments.items() if not found.completed]
-        for segment in self._left[-_SEGMENTS_PER_STEP:]:
+        for segment in reversed(self._left[-SEGMENTS_PER_STEP:]):
             if (length := self._length(state, segment)) is not None:
                 self._begun.lengths[segment] = length
             self._left.pop()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import readergroup as rg
-from readergroup.group.model import balance
+from readergroup.group.model import balance, weights
 from readergroup.group.model.positions import decode_positions
 from readergroup.group.model.state import ReaderGroupState, SegmentState
 from readergroup.group.model.updates import (
@@ -22,6 +22,7 @@ from readergroup.group.model.updates import (
     CompleteSegment,
     PassCheckpoint,
     ReassignSegment,
+    RecordWeights,
     ReleaseSegment,
     RemoveReader,
     ResetStream,
@@ -350,6 +351,8 @@ class Auditor:
         self._check_members(done, after, updates)
         self._check_owners(done, before, updates)
         self._check_plan(before, after, updates)
+        if before is not None and updates and isinstance(updates[0], RecordWeights) and done.process.kind != "weigher":
+            self._check_weights(before, updates[0], updates[1:])
         for reset in resets:
             self._reset(after, reset, transition.revision)
         streams_reset = {reset.stream for reset in resets}
@@ -427,6 +430,17 @@ class Auditor:
                 self.broken("S4", f"moves that were planned on another state: {'; '.join(map(_short, updates))}")
         elif before is None or before.readers is not after.readers or before.segments is not after.segments:
             self.changed_at = self.world.simulation.now
+
+    def _check_weights(self, before: ReaderGroupState, recorded: RecordWeights, moves: tuple[Any, ...]) -> None:
+        """L3: what a group measures is recorded rarely, and moves a bounded number of segments."""
+        self.transitions["weigh"] += 1
+        steps = [abs(weight - before.segments[segment].weight) for segment, weight in recorded.weights.items()]
+        if not all(steps):
+            self.broken("L3", f"weights are recorded that have not changed: {_short(recorded)}")
+        if before.handing_over or balance.plan(before):
+            self.broken("L3", f"weights are recorded while segments move: {_short(recorded)}")
+        if len(moves) > weights.most_moves(before) and steps != [1]:
+            self.broken("L3", f"{len(moves)} moves after {_short(recorded)}")
 
     def _check_segment(
         self,

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from notifications.durable import DurableListening
 from readergroup.group import updater
 from readergroup.group.following import GroupFollower
-from readergroup.group.model import positions, updates
+from readergroup.group.model import positions, updates, weights
 from readergroup.group.model.checkpoint import CheckpointState
 from readergroup.group.model.state import ReaderGroupState, SegmentState
 from readergroup.group.model.updates import RemoveReader, ResetStream
@@ -240,6 +240,13 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
                 "update_state_unconditionally(*balance.plan(self.state), ",
             ),
         ),
+    ),
+    Mutation(
+        "rest before weights",
+        "A group records weights while segments move, so that moves add up.",
+        33,
+        frozenset({"L3"}),
+        (Words(weights, "record", "state.handing_over or balance.plan(state)", "False"),),
     ),
     Mutation(
         "whose value a cell finds",

@@ -125,6 +125,8 @@ class Scenario:
     accidents: bool = True
     #: Readers keep what they have processed at checkpoints; they do where there are others who take them.
     keeps: bool = False
+    #: The group balances by load, and measures often.
+    by_load: bool = False
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -190,6 +192,8 @@ def generate(seed: int) -> Scenario:
     chance = random.Random(f"together/{seed}")
     if chance.random() < 0.15:
         scenario = _with_concurrent_pools(scenario, chance)
+    if random.Random(f"load/{seed}").random() < 0.15:
+        scenario = replace(scenario, by_load=True)
     chance = random.Random(f"archive/{seed}")
     return _with_archive(scenario, chance) if chance.random() < 0.05 else scenario
 

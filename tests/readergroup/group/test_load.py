@@ -153,25 +153,31 @@ def test_weights_go_when_the_group_balances_by_count_again(world: World) -> None
     assert [len(world.state.segments_of(f"r{number}")) for number in range(2)] == [3, 3]
 
 
-def test_an_outage_during_a_measurement_only_delays_it(world: World) -> None:
+def test_an_outage_during_a_measurement_only_delays_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "SEGMENTS_PER_STEP", 2)
     process = world.process()
     process.reader("r0")
     world.process().reader("r1")
     write(world, hot=200, others=100)
     work(world, world.processes, INTERVAL + 1)
-    failed = []
+    measured: list[str] = []
+    failed: set[str] = set()
 
     def fail_once(operation: Operation) -> None:
-        if operation.verb == "info" and operation.segment.startswith("data/") and len(failed) < 4:
-            failed.append(operation)
+        if operation.verb != "info" or not operation.segment.startswith("data/"):
+            return
+        if operation.segment not in failed:
+            failed.add(operation.segment)
             raise rg.StoreUnavailableError("away")
+        measured.append(operation.segment)
 
     for each in world.processes:
         each.store.before = fail_once
     for _ in range(3):
         write(world, hot=200, others=100)
         work(world, world.processes, INTERVAL)
-    assert failed and is_alone(world, hot_segment(world))
+    assert len(failed) == SEGMENTS == len(set(measured))
+    assert is_alone(world, hot_segment(world))
 
 
 def test_the_parts_of_a_split_hot_segment_inherit_its_weight(world: World) -> None:

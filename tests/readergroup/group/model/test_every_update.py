@@ -34,7 +34,7 @@ NAMED_BY: Final[Mapping[str, frozenset[str]]] = {
     "CompleteSegment": frozenset({"auditor", "checks", "evidence", "random", "sightings"}),
     "AddEpoch": frozenset(),
     "EndStream": frozenset(),
-    "RecordWeights": frozenset({"random"}),
+    "RecordWeights": frozenset({"auditor", "random"}),
     "ConfigureGroup": frozenset(),
     "ConfigureStreams": frozenset({"random"}),
     "CreateCheckpoint": frozenset({"checkpointing", "random"}),
