@@ -102,7 +102,7 @@ def encode_block(
     return b"".join(
         parts_of_block(
             [msgpack.packb(events)],
-            columns,
+            [packed(columns)] if columns else [],
             len(events),
             written_at=written_at,
             writer_id=writer_id,
@@ -113,7 +113,7 @@ def encode_block(
 
 def parts_of_block(
     packed_events: Sequence[Buffer],
-    columns: Mapping[str, object],
+    packed_columns: Sequence[Buffer],
     count: int,
     *,
     written_at: int,
@@ -121,11 +121,14 @@ def parts_of_block(
     first_number: int,
     magic: bytes = MAGIC,
 ) -> Sequence[Buffer]:
-    """Return, in parts, the block of ``count`` events in a msgpack array of ``bin``, and the given columns."""
-    packed_columns: bytes = msgpack.packb(columns, unicode_errors="surrogatepass") if columns else b""
-    length = HEADER_BYTES + len(packed_columns) + sum(map(len, packed_events)) + _TRAILER.size
-    fields = _FIELDS.pack(length, count, len(packed_columns), written_at, writer_id, first_number)
-    parts = (fields, packed_columns, *packed_events, _TRAILER.pack(_TRAILER_MARK, length))
+    """Return, in parts, the block of ``count`` events in a msgpack array of ``bin``, and of a msgpack map of columns.
+
+    Without columns there is no map.
+    """
+    columns_bytes = sum(map(len, packed_columns))
+    length = HEADER_BYTES + columns_bytes + sum(map(len, packed_events)) + _TRAILER.size
+    fields = _FIELDS.pack(length, count, columns_bytes, written_at, writer_id, first_number)
+    parts = (fields, *packed_columns, *packed_events, _TRAILER.pack(_TRAILER_MARK, length))
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
@@ -167,6 +170,12 @@ def encode_chunks(
     all_bytes = len(event) + len(encode(0, 0, b"")) + (count - 1) * len(encode(1, 0, b""))
     for index in range(count):
         yield encode(index, all_bytes, view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+
+
+def packed(value: object) -> bytes:
+    """Return the value as a column of a block has it."""
+    data: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
+    return data
 
 
 def _encode_keys(keys: Sequence[str | None]) -> object:

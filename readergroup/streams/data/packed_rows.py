@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Final
 
-import msgpack
 import numpy
 import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from .block import ELEMENT_BYTES, MAX_BLOCK_BYTES, are_few_keys, parts_of_block
+from .block import ELEMENT_BYTES, MAX_BLOCK_BYTES, Buffer, are_few_keys, packed, parts_of_block
 
 #: The size of one append to a segment. The store waits for its disk once per append.
 BATCH_BYTES: Final = 4 * 1024 * 1024
+
+
+class _Names:
+    """Different routing keys."""
+
+    def __init__(self, names: Sequence[str | None]) -> None:
+        self.names = names
+        #: How many bytes each counts.
+        self.sizes = numpy.array([len(name or "") for name in names])
+        #: Each as a block holds it.
+        self.packed = pyarrow.array(map(packed, names), pyarrow.binary())
+
+    def column(self, codes: NDArray[numpy.int32]) -> Sequence[Buffer]:
+        """Return, in parts, the column of these keys: what `encode_block` makes of them."""
+        encoded = pyarrow.array(codes).dictionary_encode()
+        different = encoded.dictionary
+        if not are_few_keys(len(different), len(codes)):
+            return [_array_prefix(len(codes)), _bytes_of(self.packed.take(codes))]
+        numbers = encoded.indices.to_numpy().astype(numpy.uint8).tobytes()
+        return [
+            _array_prefix(2) + _array_prefix(len(different)),
+            _bytes_of(self.packed.take(different)),
+            packed(numbers),
+        ]
 
 
 class PackedRows:
@@ -24,7 +48,7 @@ class PackedRows:
     def __init__(
         self,
         elements: pyarrow.BinaryArray,
-        names: Sequence[str | None],
+        names: _Names,
         codes: NDArray[numpy.int32] | None,
         headers: pyarrow.MapArray | None,
     ) -> None:
@@ -36,12 +60,16 @@ class PackedRows:
         self._names = names
         self._codes = codes
         self._headers = headers
-        #: For each event, the bytes of the events before it, of their keys and of their headers.
-        self._sizes = self._ends.astype(numpy.int64)
-        if codes is not None:
-            self._sizes[1:] += numpy.array([len(name or "") for name in names])[codes].cumsum()
-        if headers is not None:
-            self._sizes[1:] += sizes_of_headers(headers).cumsum()
+
+    @cached_property
+    def _sizes(self) -> NDArray[numpy.int64]:
+        """For each event, the bytes of the events before it, of their keys and of their headers; and of all events."""
+        sizes = self._ends.astype(numpy.int64)
+        if self._codes is not None:
+            sizes[1:] += self._names.sizes[self._codes].cumsum()
+        if self._headers is not None:
+            sizes[1:] += sizes_of_headers(self._headers).cumsum()
+        return sizes
 
     @classmethod
     def of(
@@ -62,7 +90,7 @@ class PackedRows:
         sizes = pyarrow.compute.binary_length(events).dictionary_encode()
         prefixes = pyarrow.array(map(_bin_prefix, sizes.dictionary.to_pylist()), pyarrow.binary())
         elements = pyarrow.compute.binary_join_element_wise(prefixes.take(sizes.indices), events, b"")
-        return cls(elements, names, codes, headers)
+        return cls(elements, _Names(names), codes, headers)
 
     def __len__(self) -> int:
         return len(self.elements)
@@ -74,7 +102,9 @@ class PackedRows:
         """
         if not len(self):
             return
-        segments, ranks = numpy.unique(numpy.array([segment_of(name) for name in self._names]), return_inverse=True)
+        segments, ranks = numpy.unique(
+            numpy.array([segment_of(name) for name in self._names.names]), return_inverse=True
+        )
         rows, bounds = self, [0, len(self)]
         if self._codes is not None and len(segments) > 1:
             by_segment = ranks.astype(numpy.int16)[self._codes]  # a stream has fewer segments than int16 has values
@@ -108,21 +138,21 @@ class PackedRows:
     def packed(self, start: int, end: int) -> memoryview:
         return self._data[self._ends[start] : self._ends[end]]
 
-    def columns(self, start: int, end: int) -> Mapping[str, object]:
-        """Return the other columns of a block of these events: routing keys and headers, if there are any."""
-        columns: dict[str, object] = {} if self._codes is None else {"k": self._keys(self._codes[start:end])}
+    def columns(self, start: int, end: int) -> Sequence[Buffer]:
+        """Return, in parts, the other columns of a block of these events: routing keys and headers, if any."""
+        columns: dict[str, Sequence[Buffer]] = {}
+        if self._codes is not None:
+            columns["k"] = self._names.column(self._codes[start:end])
         if self._headers is not None:
             found = [dict(each) if each else None for each in self._headers[start:end].to_pylist()]
             if any(found):
-                columns["h"] = found
-        return columns
-
-    def _keys(self, codes: NDArray[numpy.int32]) -> object:
-        different, indices = numpy.unique(codes, return_inverse=True)
-        names = list(map(self._names.__getitem__, different.tolist()))
-        if are_few_keys(len(names), len(codes)):
-            return [names, indices.astype(numpy.uint8).tobytes()]
-        return list(map(names.__getitem__, indices.tolist()))
+                columns["h"] = [packed(found)]
+        if not columns:
+            return []
+        parts: list[Buffer] = [struct.pack(">B", 0x80 + len(columns))]  # the prefix of a map
+        for name, column in columns.items():
+            parts += [packed(name), *column]
+        return parts
 
 
 class PackedBatch:
@@ -138,12 +168,11 @@ class PackedBatch:
     def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
         """Return the events as blocks; see `encode_block`."""
         rows, events = self._rows, self.events
-        packer = msgpack.Packer()
         return b"".join(
             part
             for start, end in rows.runs(events.start, events.stop, MAX_BLOCK_BYTES)
             for part in parts_of_block(
-                [packer.pack_array_header(end - start), rows.packed(start, end)],
+                [_array_prefix(end - start), rows.packed(start, end)],
                 rows.columns(start, end),
                 end - start,
                 written_at=written_at,
@@ -178,7 +207,7 @@ def runs(sizes: NDArray[numpy.int64], start: int, end: int, limit: int) -> Itera
         sizes: For each event, the bytes of the events before it; and of all events.
     """
     while start < end:
-        fitting = int(numpy.searchsorted(sizes, sizes[start] + limit, "right")) - 1
+        fitting = int(sizes.searchsorted(sizes[start] + limit, "right")) - 1
         stop = min(end, max(start + 1, fitting))
         yield start, stop
         start = stop
@@ -194,6 +223,21 @@ def sizes_of_headers(headers: pyarrow.MapArray) -> NDArray[numpy.int64]:
     ends[1:] = (lengths(keys).to_numpy() + lengths(items).to_numpy() + ELEMENT_BYTES).cumsum()
     sizes: NDArray[numpy.int64] = numpy.diff(ends[offsets - first])
     return sizes
+
+
+def _bytes_of(values: pyarrow.BinaryArray) -> Buffer:
+    """Return the bytes of new values, one after the other."""
+    _, ends, data = values.buffers()
+    return memoryview(data)[: numpy.frombuffer(ends, numpy.int32)[len(values)]]
+
+
+def _array_prefix(count: int) -> bytes:
+    """Return the bytes that msgpack puts before an array of this many elements."""
+    if count < 16:
+        return struct.pack(">B", 0x90 + count)
+    if count < 65_536:
+        return struct.pack(">BH", 0xDC, count)
+    return struct.pack(">BI", 0xDD, count)
 
 
 def _bin_prefix(size: int) -> bytes:

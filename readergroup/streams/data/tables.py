@@ -210,7 +210,8 @@ def _check_valid(column: pyarrow.ChunkedArray, name: str) -> None:
 
 
 def _one_array(column: pyarrow.ChunkedArray, start: int, end: int, kind: pyarrow.DataType) -> Any:
-    return column.slice(start, end - start).combine_chunks().cast(kind)
+    part = column.slice(start, end - start)
+    return (part.chunk(0) if part.num_chunks == 1 else part.combine_chunks()).cast(kind)  # combining always copies
 
 
 def _lengths(column: pyarrow.ChunkedArray) -> NDArray[numpy.int64]:
