@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import Final
 
 import numpy
@@ -28,18 +29,27 @@ class _Names:
         #: Each as a block holds it.
         self.packed = pyarrow.array(map(packed, names), pyarrow.binary())
 
-    def column(self, codes: NDArray[numpy.int32]) -> Sequence[Buffer]:
-        """Return, in parts, the column of these keys: what `encode_block` makes of them."""
-        encoded = pyarrow.array(codes).dictionary_encode()
-        different = encoded.dictionary
-        if not are_few_keys(len(different), len(codes)):
-            return [_array_prefix(len(codes)), _bytes_of(self.packed.take(codes))]
-        numbers = encoded.indices.to_numpy().astype(numpy.uint8).tobytes()
-        return [
-            _array_prefix(2) + _array_prefix(len(different)),
-            _bytes_of(self.packed.take(different)),
-            packed(numbers),
-        ]
+    def columns(self, codes: NDArray[numpy.int32], ends: Sequence[int]) -> Iterator[Sequence[Buffer]]:
+        """Iterate over the columns, in parts, of the keys of blocks with these ends: what `encode_block` makes of them.
+
+        All blocks are encoded together, because a call of Arrow takes as long as 500 keys.
+        """
+        firsts = [0, *ends[:-1]]
+        blocks = numpy.repeat(numpy.arange(len(ends)), numpy.diff(ends, prepend=0))
+        encoded = pyarrow.array(blocks * len(self.names) + codes).dictionary_encode()
+        # In the order in which they occur first, so those of a block follow one another.
+        different, numbers = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
+        bounds = different.searchsorted(numpy.arange(len(ends) + 1) * len(self.names)).tolist()
+        listed = self.packed.take(pyarrow.array(different % len(self.names)))
+        for index, (start, end) in enumerate(zip(firsts, ends, strict=True)):
+            first, last = bounds[index : index + 2]
+            if are_few_keys(last - first, end - start):
+                own_numbers = (numbers[start:end] - first).astype(numpy.uint8)
+                prefix = _array_prefix(2) + _array_prefix(last - first)
+                yield [prefix, _bytes_of(listed, first, last), packed(own_numbers.tobytes())]
+            else:
+                each = self.packed.take(codes[start:end])
+                yield [_array_prefix(end - start), _bytes_of(each, 0, end - start)]
 
 
 class PackedRows:
@@ -138,21 +148,20 @@ class PackedRows:
     def packed(self, start: int, end: int) -> memoryview:
         return self._data[self._ends[start] : self._ends[end]]
 
-    def columns(self, start: int, end: int) -> Sequence[Buffer]:
-        """Return, in parts, the other columns of a block of these events: routing keys and headers, if any."""
-        columns: dict[str, Sequence[Buffer]] = {}
+    def columns(self, blocks: Sequence[tuple[int, int]]) -> Iterator[Sequence[Buffer]]:
+        """Iterate over the other columns of adjacent blocks, in parts: routing keys and headers, if there are any."""
+        start, end = blocks[0][0], blocks[-1][1]
+        keys: Iterable[Sequence[Buffer]] = repeat([])
         if self._codes is not None:
-            columns["k"] = self._names.column(self._codes[start:end])
-        if self._headers is not None:
-            found = [dict(each) if each else None for each in self._headers[start:end].to_pylist()]
-            if any(found):
-                columns["h"] = [packed(found)]
-        if not columns:
-            return []
-        parts: list[Buffer] = [struct.pack(">B", 0x80 + len(columns))]  # the prefix of a map
-        for name, column in columns.items():
-            parts += [packed(name), *column]
-        return parts
+            keys = self._names.columns(self._codes[start:end], [stop - start for _, stop in blocks])
+        for block, column in zip(blocks, keys, strict=False):
+            columns = {} if self._codes is None else {"k": column}
+            if self._headers is not None:
+                found = [dict(each) if each else None for each in self._headers[slice(*block)].to_pylist()]
+                if any(found):
+                    columns["h"] = [packed(found)]
+            prefix = [struct.pack(">B", 0x80 + len(columns))] if columns else []  # of a map of msgpack
+            yield [*prefix, *(part for name, parts in columns.items() for part in (packed(name), *parts))]
 
 
 class PackedBatch:
@@ -168,12 +177,13 @@ class PackedBatch:
     def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
         """Return the events as blocks; see `encode_block`."""
         rows, events = self._rows, self.events
+        blocks = list(rows.runs(events.start, events.stop, MAX_BLOCK_BYTES))
         return b"".join(
             part
-            for start, end in rows.runs(events.start, events.stop, MAX_BLOCK_BYTES)
+            for (start, end), columns in zip(blocks, rows.columns(blocks), strict=True)
             for part in parts_of_block(
                 [_array_prefix(end - start), rows.packed(start, end)],
-                rows.columns(start, end),
+                columns,
                 end - start,
                 written_at=written_at,
                 writer_id=writer_id,
@@ -225,10 +235,11 @@ def sizes_of_headers(headers: pyarrow.MapArray) -> NDArray[numpy.int64]:
     return sizes
 
 
-def _bytes_of(values: pyarrow.BinaryArray) -> Buffer:
-    """Return the bytes of new values, one after the other."""
+def _bytes_of(values: pyarrow.BinaryArray, start: int, end: int) -> Buffer:
+    """Return the bytes of these values of an array that begins with its buffers, one after the other."""
     _, ends, data = values.buffers()
-    return memoryview(data)[: numpy.frombuffer(ends, numpy.int32)[len(values)]]
+    bounds = numpy.frombuffer(ends, numpy.int32)
+    return memoryview(data)[bounds[start] : bounds[end]]
 
 
 def _array_prefix(count: int) -> bytes:
