@@ -49,6 +49,12 @@ class Map(Mapping[K, V]):
         new._length = length
         return new
 
+    @classmethod
+    def _of_own(cls, items: dict[K, V]) -> Map[K, V]:
+        """Return a map of a dict that nothing else has."""
+        length = len(items)
+        return cls._of(items if length <= _LEAF_ITEMS else _updated(_NO_ITEMS, items, 0), length)
+
     def set(self, key: K, value: V) -> Map[K, V]:
         """Return a map in which ``key`` has this value."""
         top = parent = [self._root]
@@ -126,8 +132,8 @@ class Map(Mapping[K, V]):
         key_type, value_type = get_args(source) or (Any, Any)
         items = core_schema.dict_schema(handler.generate_schema(key_type), handler.generate_schema(value_type))
         return core_schema.no_info_before_validator_function(
-            lambda value: dict(value.items()) if isinstance(value, Map) else value,
-            core_schema.no_info_after_validator_function(cls, items),
+            lambda value: dict(value.items()) if type(value) is not dict and isinstance(value, Map) else value,
+            core_schema.no_info_after_validator_function(cls._of_own, items),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda value: dict(value.items()), return_schema=items
             ),

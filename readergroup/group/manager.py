@@ -104,9 +104,7 @@ class ReaderGroupManager:
         logs = self._deleted.others(list(store.list(_LOG_PREFIX)))
         for first in range(0, len(logs), LOGS_AT_ONCE):
             part = logs[first : first + LOGS_AT_ONCE]
-            peeked = peek(store, part, self._codec)
-            for log in part:
-                replica = peeked.get(log)
+            for log, replica in peek(store, part, self._codec):
                 state = self._read_alone(log) if replica is None else replica.state
                 if state is not None:
                     yield log.removeprefix(_LOG_PREFIX), state

@@ -178,7 +178,7 @@ class ScalingPolicy(Configuration):
     def _check(self) -> Self:
         given = (self.target, self.max_segments, self.scale_factor, self.window_seconds)
         if self.kind == "fixed":
-            if any(each is not None for each in given):
+            if given != (None, None, None, None):
                 raise ValueError("a fixed number of segments has no other values; use by_event_rate or by_data_rate")
         elif self.max_segments is None or None in given:
             raise ValueError("use ScalingPolicy.by_event_rate or by_data_rate, which set all values")

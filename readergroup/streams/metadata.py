@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -183,16 +183,14 @@ class StreamMetadata:
 
     def peek(self, names: Sequence[str], timeout: float | None) -> Sequence[StreamState]:
         """Return the metadata of those names whose metadata one read of the store finds."""
-        replicas = self._peek([f"{_LOG_PREFIX}{name}" for name in names], timeout).values()
-        return [replica.state for replica in replicas if replica.state is not None]
+        peeked = self._peek([f"{_LOG_PREFIX}{name}" for name in names], timeout)
+        return [replica.state for _, replica in peeked if replica is not None and replica.state is not None]
 
-    def _peek(self, logs: Sequence[str], timeout: float | None) -> Mapping[str, Replica[StreamState]]:
+    def _peek(self, logs: Sequence[str], timeout: float | None) -> Iterator[tuple[str, Replica[StreamState] | None]]:
         return self.backoff(self.deadline(timeout)).retry(lambda: peek(self.store, logs, self._codec))
 
     def _existing(self, logs: Sequence[str], timeout: float | None) -> Iterator[StreamState]:
-        peeked = self._peek(logs, timeout)
-        for log in logs:
-            replica = peeked.get(log)
+        for log, replica in self._peek(logs, timeout):
             state = self._read_alone(log, timeout) if replica is None else replica.state
             if state is not None and state.exists:
                 yield state

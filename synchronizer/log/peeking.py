@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from ..errors import CorruptStateError, UnknownUpdateError
@@ -17,19 +17,21 @@ LOGS_AT_ONCE: Final = 500
 _MAX_LOG_BYTES: Final = 16 * 1024
 
 
-def peek(store: SegmentStore, logs: Collection[str], codec: StateCodec[S]) -> Mapping[str, Replica[S]]:
-    """Return the replicas of these logs, as new as this call, by log.
+def peek(store: SegmentStore, logs: Collection[str], codec: StateCodec[S]) -> Iterator[tuple[str, Replica[S] | None]]:
+    """Read these logs, and return an iterator over them with the replica of each, as new as this call.
 
-    Logs that are long, compacted, damaged, written by a newer release or missing are left out: open them one by one,
-    which reads them or says what is wrong.
+    Logs that are long, compacted, damaged, written by a newer release or missing have None: open them one by one, which
+    reads them or says what is wrong. A replica is made when it is asked for: if many lived at once, Python's garbage
+    collector would look through them again and again.
     """
     starts = store.read_starts(logs, _MAX_LOG_BYTES)
-    found = {log: _replayed(log, data, codec) for log, data in starts.items() if len(data) < _MAX_LOG_BYTES}
-    return {log: replica for log, replica in found.items() if replica is not None}
+    return ((log, _replayed(log, starts.get(log, b""), codec)) for log in logs)
 
 
 def _replayed(log: str, data: bytes, codec: StateCodec[S]) -> Replica[S] | None:
-    """Return the replica after the whole log ``data``; None if it is damaged, not understood or empty."""
+    """Return the replica after the whole log ``data``; None if it is long, damaged, not understood or empty."""
+    if len(data) >= _MAX_LOG_BYTES:
+        return None
     replica: Replica[S] = Replica()
     try:
         for entry in decode_entries(log, data, 0, 0):

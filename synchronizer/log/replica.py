@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple
 
 from ..callables import check_returned
@@ -49,21 +48,27 @@ class Replica(NamedTuple, Generic[S]):
 
     def follow(self, entry: Entry, codec: StateCodec[S], segment: str) -> tuple[Replica[S], Transition[S]]:
         """Decode and apply an entry of the log. Raise an error that stops the replica if that fails."""
-        place = {"segment": segment, "revision": str(Revision(entry.offset, 0))}
-        with _located(place):
+        try:
             body = codec.decode_body(entry.body)
+        except ReaderGroupError as error:
+            _locate(error, segment, Revision(entry.offset, 0))
+            raise
         try:
             return self.apply(entry, body)
         except Exception as error:
             raise CorruptStateError(
                 "an update in the log cannot be applied; check whether its apply_to changed after it was written",
-                **place,
+                segment=segment,
+                revision=str(Revision(entry.offset, 0)),
             ) from error
 
     @classmethod
     def from_snapshot(cls, mark: Mark, body: bytes, codec: StateCodec[S]) -> Replica[S]:
-        with _located({"segment": mark.snapshot, "revision": str(mark.revision)}):
+        try:
             state, checksum = codec.decode_snapshot(body)
+        except ReaderGroupError as error:
+            _locate(error, mark.snapshot, mark.revision)
+            raise
         return cls(state, mark.revision, mark.next_offset, checksum)
 
 
@@ -79,14 +84,9 @@ def _applied(update: Update[S], state: S, revision: Revision) -> S:
     return after
 
 
-@contextmanager
-def _located(place: Mapping[str, str]) -> Iterator[None]:
-    """Add ``place`` to the facts of errors that are raised inside."""
-    try:
-        yield
-    except ReaderGroupError as error:
-        error.facts = {**place, **error.facts}
-        raise
+def _locate(error: ReaderGroupError, segment: str, revision: Revision) -> None:
+    """Add the place to the facts of an error."""
+    error.facts = {"segment": segment, "revision": str(revision), **error.facts}
 
 
 class AppliedUpdate(NamedTuple, Generic[S]):
