@@ -391,9 +391,8 @@ class EventWriter(Generic[T]):
                 self._wait_for_room()
             with self._lock:
                 self._check_writable()
-                state, keyless = self._state, self._lanes.next_keyless()
+                state, keyless, segment_of = self._state, self._lanes.next_keyless(), self._lanes.segment_of
             # Without the lock, so that the sending thread goes on meanwhile.
-            segment_of = state.routes.segment_of
             batches = list(rows.batches(lambda key: keyless if key is None else segment_of(key)))  # noqa: B023
             with self._lock:
                 self._check_writable()
