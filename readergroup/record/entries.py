@@ -15,7 +15,7 @@ import msgpack
 from pydantic import Field
 
 from notifications import Change, Notification
-from synchronizer import Revision, UnknownUpdateError
+from synchronizer import InvalidArgumentError, Revision, UnknownUpdateError
 
 from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
 from ..streams.config import FrozenModel, check_name
@@ -43,6 +43,7 @@ class LagSample(Notification):
 #: The name of each class of notifications in the record. `CheckpointNotification` has none: a completed checkpoint is a
 #: cut of every stream and, in a group with ``on_checkpoint``, comes every 30 s by default. In a record of bounded size
 #: these cuts would displace the other notifications. The group's state keeps the last checkpoints.
+#: `LagNotification` has none: no two processes measure the same lag, so theirs cannot be told apart. See `LagSample`.
 KINDS: Final[dict[str, type[Notification]]] = {
     "segments": SegmentNotification,
     "readers": ReaderNotification,
@@ -72,7 +73,14 @@ def record_segment(group: str, life: str) -> str:
 
 
 def kind_of(notification: Notification) -> str:
-    return _NAMES[type(notification)]
+    """Return its name in the record. Raise `InvalidArgumentError` for a class that is not recorded."""
+    try:
+        return _NAMES[type(notification)]
+    except KeyError:
+        raise InvalidArgumentError(
+            f"notifications of this class are not recorded; a record has {', '.join(each.__name__ for each in _NAMES)}",
+            notification=type(notification).__name__,
+        ) from None
 
 
 def microseconds(at: datetime) -> int:

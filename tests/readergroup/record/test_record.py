@@ -20,8 +20,8 @@ from readergroup.record.analyses import (
     reaction_times,
     scaling_frequency,
 )
-from readergroup.record.arrow import SCHEMA
-from readergroup.record.entries import LagSample, RecordRange
+from readergroup.record.arrow import SCHEMA, table
+from readergroup.record.entries import LagSample, RecordRange, encode_notification
 from readergroup.record.record import entries
 from synchronizer import AttributeChange, TruncatedError, UnsupportedError
 from tests.readergroup.processes_in_one import STREAM, World, a_world
@@ -195,6 +195,16 @@ def test_the_analyses_take_such_a_table(recorded: rg.ReaderGroup) -> None:
         (backlog_trend, BACKLOG_TREND),
     ):
         assert analysis(table).schema == schema
+
+
+def test_a_notification_of_the_lag_is_refused_as_one_that_no_record_has(world: World) -> None:
+    notifier = world.process().group.lag_notifier(threshold_events=1)
+    told: list[rg.LagNotification] = []
+    notifier.register_listener(told.append)
+    notifier.poll()
+    for store_it in (lambda: encode_notification(told[0]), lambda: table([(0, told[0])])):
+        with pytest.raises(rg.InvalidArgumentError, match=r"not recorded; a record has .*LagSample.*LagNotification"):
+            store_it()
 
 
 def test_a_record_without_notifications_is_an_empty_table(world: World) -> None:
