@@ -38,6 +38,7 @@ MAX_SEGMENTS: Final = 5
 #: The reader that comes when all is calm, and stays.
 LAST: Final = "last"
 _OF_A_GROUP: Final = ("reader", "listener", "remover", "keeper", "compactor", "weigher", "pool", "concurrent") + (
+    "configurer",
     "autoscaler",
     "durable",
     "recorder",
@@ -408,8 +409,8 @@ class Application:
         for _ in range(3):
             try:
                 self.group.lag()
-                cut = self.group.stream_cuts()[self.actor.subject]
-                if self.rng.random() < 0.2:
+                cut = self.group.stream_cuts().get(self.actor.subject)
+                if cut is None or self.rng.random() < 0.2:  # it may just not read the stream
                     cut = self.client.streams.info(self.actor.subject).tail
                 self.client.streams.truncate(self.actor.subject, cut)
             except rg.ReaderGroupError as error:
@@ -460,6 +461,22 @@ class Application:
                     self.timed("reset", 3.0, partial(self.group.reset, to, timeout=3.0))
             except rg.ReaderGroupError as error:
                 self.process.world.say(self.process.name, f"did not reset: {error}")
+
+    def configurer(self) -> None:
+        """Take a stream out of the group while it is read, and add it again."""
+        assert self.group is not None
+        streams = self.run.scenario.streams
+        for _ in range(self.rng.choice((2, 4, 8))):
+            if self.run.calm:
+                return
+            kept = self.rng.choice(streams)
+            for wanted in ((kept,), streams):
+                try:
+                    self.timed("configure", 5.0, partial(self.group.configure, streams=wanted))
+                    self.process.world.say(self.process.name, f"lets the group read {', '.join(wanted)}")
+                except rg.ReaderGroupError as error:
+                    self.process.world.say(self.process.name, f"did not configure: {error}")
+                self.process.sleep(self.rng.random() * self.actor.pause)
 
     def founder(self) -> None:
         """Delete the group, and perhaps what it reads, and create it again."""

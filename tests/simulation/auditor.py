@@ -20,6 +20,7 @@ from readergroup.group.model.updates import (
     UPDATES,
     AddReader,
     CompleteSegment,
+    ConfigureStreams,
     PassCheckpoint,
     ReassignSegment,
     RecordWeights,
@@ -166,8 +167,10 @@ class Hearing:
 class Auditor:
     """What happened in a run, and what of it must not have."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, log: str = "group/billing") -> None:
         self.world = world
+        #: The log of the group whose applications say what they are handed.
+        self.log = log
         self.violations: list[Violation] = []
         self.folds: dict[str, Fold] = {}
         self.data: dict[str, DataSegment] = {}
@@ -344,6 +347,12 @@ class Auditor:
             self.scaling.clear()  # whichever process had the role had it of the group that is no more
             return
         resets = [update for update in updates if isinstance(update, ResetStream)]
+        starts = {
+            stream: start.segments
+            for update in updates
+            if isinstance(update, ConfigureStreams)
+            for stream, start in (update.starts or {}).items()
+        }
         if before is None:
             self.created = transition.revision
         if self.world.on_line is not None:
@@ -353,9 +362,12 @@ class Auditor:
         self._check_plan(before, after, updates)
         if before is not None and updates and isinstance(updates[0], RecordWeights) and done.process.kind != "weigher":
             self._check_weights(before, updates[0], updates[1:])
-        for reset in resets:
-            self._reset(after, reset, transition.revision)
-        streams_reset = {reset.stream for reset in resets}
+        for stream, segments in {**{reset.stream: reset.segments for reset in resets}, **starts}.items():
+            self._reset(after, stream, segments, transition.revision)
+        removed = before.streams.keys() - after.streams.keys() if before is not None else set()
+        for stream in removed:  # what its readers have in hand counts no more
+            self.reset_at[stream] = transition.revision.token
+        streams_reset = {reset.stream for reset in resets} | starts.keys() | removed
         for segment, found in after.segments.items():
             earlier = before.segments.get(segment) if before is not None else None
             if stream_of(segment) in streams_reset:
@@ -371,13 +383,15 @@ class Auditor:
         self._phases(before, after, updates)
         self.keeping.entry(transition)
 
-    def _reset(self, state: ReaderGroupState, update: ResetStream, revision: Revision) -> None:
-        """The group goes on elsewhere: from there on, everything is to be processed again."""
-        self.reset_at[update.stream] = revision.offset
-        prefix = data_prefix(update.stream, state.streams[update.stream].incarnation)
+    def _reset(
+        self, state: ReaderGroupState, name: str, segments: Mapping[SegmentId, SegmentState], revision: Revision
+    ) -> None:
+        """The group goes on elsewhere in a stream: from there on, everything is to be processed again."""
+        self.reset_at[name] = revision.offset
+        prefix = data_prefix(name, state.streams[name].incarnation)
         mine = [data for name, data in self.data.items() if name.startswith(prefix)]
         for data in mine:
-            found = update.segments.get(SegmentId(f"{update.stream}/{data.name.removeprefix(prefix)}"))
+            found = segments.get(SegmentId(f"{name}/{data.name.removeprefix(prefix)}"))
             data.frontier, data.processed = data.end if found is None else found.offset, {}
             data.count_as_processed(0, data.given_up)
         behind: dict[str, int] = {}  # the last event of a key that is not to come again
@@ -386,10 +400,10 @@ class Auditor:
                 if event.offset < data.frontier:
                     behind[event.key] = max(event.number, behind.get(event.key, -1))
         for stream, key in self.order:
-            if stream == update.stream:
+            if stream == name:
                 self.reached[stream, key] = behind.get(key, -1)
         for data in mine:
-            self._forget_given_up(update.stream, data, 0)
+            self._forget_given_up(name, data, 0)
 
     def _check_members(self, done: Done, after: ReaderGroupState, updates: Iterable[Any]) -> None:
         for update in updates:
@@ -810,7 +824,7 @@ class Auditor:
     def scaling_began(self, process: Process) -> None:
         """One process at a time is called, as long as all are in contact with the store."""
         others = [other for other in self.scaling if other.runs and other is not process]
-        timeout = self.timeout(self.folds["group/billing"].replica.state)
+        timeout = self.timeout(self.folds[self.log].replica.state)
         for other in others:
             since = max(other.in_contact_since, self.world.healthy_since)
             if self.world.simulation.now - since > timeout * CLOCK_SLACK:
@@ -826,7 +840,7 @@ class Auditor:
     def heard(self, hearing: Hearing, revision: Revision, value: Any, gap: bool) -> None:
         now = self.world.simulation.now
         hearing.told.append(Told(revision, value, gap, now))
-        fold = self.folds["group/billing"]
+        fold = self.folds[self.log]
         committed_at = fold.committed_at.get(revision, now)
         process = hearing.process
         undisturbed = max(process.in_contact_since, process.started_at, self.world.healthy_since) <= committed_at
@@ -862,7 +876,7 @@ class Auditor:
                 self.broken("S8", f"{hearing.process.name} heard {each}, it was {expected}")
                 return
         # What was stored a moment ago, as when a reader begins again, may be on its way.
-        committed_at, now = self.folds["group/billing"].committed_at, self.world.simulation.now
+        committed_at, now = self.folds[self.log].committed_at, self.world.simulation.now
         known = sum(now - committed_at.get(revision, 0.0) > NOTICE_SECONDS for revision, _ in changes)
         newest = changes[known - 1][1] if known else None
         good = [value for _, value in changes[max(0, known - 1) :]]

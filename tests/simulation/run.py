@@ -37,6 +37,7 @@ END_SECONDS = 60.0
 HEARD_SECONDS = 40.0
 #: Those who change something, and come to an end by themselves.
 BUSY = ("writer", "scaler", "compactor", "clerk", "keeper", "remover", "founder", "ender", "weigher", "upgrader") + (
+    "configurer",
     "transactor",
     *KEEPERS_OF_CHECKPOINTS,
 )
@@ -120,10 +121,13 @@ class Run:
         for stream in self.scenario.streams:
             client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(self.scenario.segments))
         if GROUP in client.groups.list():
-            followed = client.groups.get(GROUP).state.streams
+            group = client.groups.get(GROUP)
+            followed = group.state.streams
             lives = {stream: client.streams.fetch_state(stream).incarnation for stream in self.scenario.streams}
-            if any(followed[stream].incarnation != lives[stream] for stream in lives):
+            if any(each.incarnation != lives[stream] for stream, each in followed.items()):
                 client.groups.delete(GROUP)
+            elif followed.keys() != lives.keys():  # by a configurer
+                group.configure(streams=self.scenario.streams)
         checkpoints = {}
         if self.scenario.keeps_checkpoints:
             checkpoints["automatic_checkpoint_interval_seconds"] = self.scenario.checkpoint_interval

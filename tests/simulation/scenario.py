@@ -194,6 +194,9 @@ def generate(seed: int) -> Scenario:
         scenario = _with_concurrent_pools(scenario, chance)
     if random.Random(f"load/{seed}").random() < 0.15:
         scenario = replace(scenario, by_load=True)
+    chance = random.Random(f"configuring/{seed}")
+    if chance.random() < 0.15:
+        scenario = _with_configurers(scenario, chance)
     chance = random.Random(f"archive/{seed}")
     return _with_archive(scenario, chance) if chance.random() < 0.05 else scenario
 
@@ -341,6 +344,38 @@ def _with_concurrent_pools(scenario: Scenario, rng: random.Random) -> Scenario:
         for actor in scenario.actors
     ]
     return replace(scenario, actors=tuple(actors), events=2 * scenario.events)
+
+
+def _with_configurers(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The same on two streams, with some who take a stream out of the group and add it again, and die over it.
+
+    Not where there are checkpoints or pools that handle many events at once, which the auditor follows by stream.
+    """
+    if scenario.keeps_checkpoints or any(actor.kind == "concurrent" for actor in scenario.actors):
+        return scenario
+    last = scenario.duration - scenario.timeout
+    actors = [
+        Actor(
+            f"configurer{number}",
+            "configurer",
+            at=rng.uniform(0, last / 2),
+            pause=rng.choice((0.05, 0.3, 1.0)),
+            clock_offset=rng.uniform(0, 100),
+            during=rng.choice(("", "", "hand-over", "takeover", "scale", "join")),
+        )
+        for number in range(1, rng.choice((2, 2, 3)))
+    ]
+    writer = Actor("writer of returns", "writer", subject="shop/returns", pause=0.05)
+    mishaps = []
+    for actor in actors:
+        mishap = rng.choice(("dies", "trouble", "stop", "", ""))
+        at = actor.at + rng.random() * 1.5
+        if mishap == "dies":
+            moment = rng.choice(("before", "after"))
+            mishaps.append(Mishap(at, mishap, actor.name, calls=rng.randint(1, 20), moment=moment))
+        elif mishap:
+            mishaps.append(Mishap(at, mishap, actor.name, seconds=rng.uniform(0.5, 3.0), rate=0.5, faults=LOSSES))
+    return _with(replace(scenario, streams=("shop/orders", "shop/returns")), (*actors, writer), mishaps)
 
 
 def _with_checkpoints(scenario: Scenario, rng: random.Random) -> Scenario:
