@@ -226,12 +226,21 @@ class Client:
             max_event_bytes=max_event_bytes,
         )
 
-    def dead_letters(self, stream: str) -> DeadLetters:
+    def dead_letters(self, stream: str | None = None, *, queue: str | None = None) -> DeadLetters:
         """Return the dead letters in the stream, which pools with ``RetryPolicy(dead_letters=stream)`` have written.
 
         Args:
             stream: The stream of dead letters, ``scope/name``. A missing one raises at the first use.
+            queue: Instead of a stream: the event queue whose processors have ``set_aside=True``. As above.
         """
+        if (stream is None) == (queue is None):
+            raise InvalidArgumentError("name either a stream of dead letters or a queue", stream=stream, queue=queue)
+        check_type(queue, str, "queue", or_none=True)
+        if queue is not None:
+            with loading():
+                from .dead_letters.queues import QueueDeadLetters
+            return QueueDeadLetters(queue, self.store, self.clock, self.timeout)
+        assert stream is not None
         with loading():
             from .dead_letters.letters import DeadLetters
             from .dead_letters.statuses import LETTER_UPDATES, LetterStatuses

@@ -191,9 +191,9 @@ class Client:
         )
         return self._opening(open, EventWriter)
 
-    def dead_letters(self, stream: str) -> DeadLetters:
-        """Return the dead letters in the stream, which pools have written. See `Client.dead_letters`."""
-        return DeadLetters(self._sync.dead_letters(stream), self._calls)
+    def dead_letters(self, stream: str | None = None, *, queue: str | None = None) -> DeadLetters:
+        """Return the dead letters in the stream, which pools have written, or of a queue. See `Client.dead_letters`."""
+        return DeadLetters(self._sync.dead_letters(stream, queue=queue), self._calls)
 
     # ------------------------------------------------------------------ shared state
 

@@ -1,4 +1,4 @@
-"""``readergroup dead-letters``: lists, shows, replays and discards the events that pools have set aside."""
+"""``readergroup dead-letters``: lists, shows, replays and discards the events that pools and queues have set aside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..dead_letters.statuses import Status
 
 commands = typer.Typer(
-    help="List, show, replay and discard dead letters: the events that pools have set aside in a stream.",
+    help="List, show, replay and discard dead letters: the events that pools and queues have set aside.",
     no_args_is_help=True,
 )
 
@@ -31,6 +31,9 @@ Letters = Annotated[
     typer.Argument(
         metavar="LETTER", help="Letters, as 'dead-letters list' names them. Default: all.", show_default=False
     ),
+]
+IsQueue = Annotated[
+    bool, typer.Option("--queue", help="STREAM is an event queue: its letters, instead of those in a stream.")
 ]
 Error = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Only letters with this in their error, such as ValueError.")
@@ -57,13 +60,14 @@ def list_letters(
     until: Until = None,
     key: Key = None,
     limit: Limit = None,
+    is_queue: IsQueue = False,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, and count the others. With --json, one object per line."""
     wanted = _status(status)
     filters = _filters(error, since, until, key)
     with session(context).connect() as client:
-        letters = client.dead_letters(stream)
+        letters = _letters(client, stream, is_queue)
         if as_json:
             for each in letters.list(status=wanted, limit=limit, **filters):
                 print_json(_fields(each))
@@ -89,11 +93,12 @@ def show(
     letter: Annotated[
         str, typer.Argument(metavar="LETTER", help="A letter, as 'dead-letters list' names it.", show_default=False)
     ],
+    is_queue: IsQueue = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a dead letter: its event, why it was set aside, and what became of it."""
     with session(context).connect() as client:
-        found = client.dead_letters(stream).show(_pointer(client, stream, letter))
+        found = _letters(client, stream, is_queue).show(_pointer(client, stream, is_queue, letter))
     if as_json:
         print_json(_fields(found))
         return
@@ -118,11 +123,21 @@ def replay(
     until: Until = None,
     key: Key = None,
     limit: Limit = None,
+    is_queue: IsQueue = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the events of pending letters back to their streams, each once. You can repeat an interrupted command."""
-    _work(context, "replay", stream, letters, {**_filters(error, since, until, key), "limit": limit}, yes, as_json)
+    _work(
+        context,
+        "replay",
+        stream,
+        is_queue,
+        letters,
+        {**_filters(error, since, until, key), "limit": limit},
+        yes,
+        as_json,
+    )
 
 
 @commands.command()
@@ -135,17 +150,28 @@ def discard(
     until: Until = None,
     key: Key = None,
     limit: Limit = None,
+    is_queue: IsQueue = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Mark pending letters as discarded, permanently, so that no replay takes them. They stay in the stream."""
-    _work(context, "discard", stream, letters, {**_filters(error, since, until, key), "limit": limit}, yes, as_json)
+    _work(
+        context,
+        "discard",
+        stream,
+        is_queue,
+        letters,
+        {**_filters(error, since, until, key), "limit": limit},
+        yes,
+        as_json,
+    )
 
 
 def _work(
     context: typer.Context,
     what: str,
     stream: str,
+    is_queue: bool,
     names: list[str] | None,
     filters: dict[str, Any],
     yes: bool,
@@ -154,8 +180,8 @@ def _work(
     if names and any(value is not None for value in filters.values()):
         raise WrongUsage("name letters, or use options to select them, but not both")
     with session(context).connect() as client:
-        letters = client.dead_letters(stream)
-        pointers = [_pointer(client, stream, each) for each in names or ()]
+        letters = _letters(client, stream, is_queue)
+        pointers = [_pointer(client, stream, is_queue, each) for each in names or ()]
         if names:
             pending = len({each.pointer for each in map(letters.show, pointers) if each.status == "pending"})
         else:
@@ -190,10 +216,21 @@ def _status(text: str) -> Status | None:
     raise WrongUsage(f"--status takes pending, replayed, discarded or all, not {text!r}")
 
 
-def _pointer(client: rg.Client, stream: str, name: str) -> rg.EventPointer:
-    """Return the pointer of a letter: it is written out, or has only the number of its segment and the offset."""
+def _letters(client: rg.Client, name: str, is_queue: bool) -> rg.DeadLetters:
+    return client.dead_letters(queue=name) if is_queue else client.dead_letters(name)
+
+
+def _pointer(client: rg.Client, stream: str, is_queue: bool, name: str) -> rg.EventPointer:
+    """Return the pointer of a letter: it is written out, or has only the number of its segment and the offset.
+
+    A queue has one segment, so the offset suffices.
+    """
+    if is_queue and name.isascii() and name.isdigit():
+        from ..dead_letters.letters import QUEUE_INCARNATION
+
+        return rg.EventPointer(rg.SegmentId(f"dead-letters/{stream}"), QUEUE_INCARNATION, int(name))
     number, _, offset = name.partition(":")
-    if not (number.isascii() and number.isdigit() and offset.isascii() and offset.isdigit()):
+    if is_queue or not (number.isascii() and number.isdigit() and offset.isascii() and offset.isdigit()):
         try:
             return rg.EventPointer.parse(name)
         except rg.InvalidArgumentError as error:
@@ -205,6 +242,8 @@ def _pointer(client: rg.Client, stream: str, name: str) -> rg.EventPointer:
 
 
 def _name(letter: rg.StoredDeadLetter) -> str:
+    if letter.is_of_queue:
+        return str(letter.pointer.offset)
     return f"{letter.pointer.segment.rpartition('/')[2]}:{letter.pointer.offset}"
 
 

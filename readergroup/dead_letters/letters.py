@@ -1,4 +1,4 @@
-"""`DeadLetters`: lists, replays and discards the dead letters in a stream."""
+"""`DeadLetters`: lists, replays and discards the dead letters in a stream, or of a queue."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from synchronizer import (
     TruncatedError,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.spans import Spans, joined
 
 from ..batch.client import BatchClient
 from ..batch.ranges import SegmentRange
@@ -36,36 +37,45 @@ from ..streams.event import Event, EventPointer
 from ..streams.manager import StreamManager
 from ..streams.state import StreamState
 from .replaying import Replay, letter_id, place_of
-from .statuses import ForgetLetters, LetterStatuses, MarkLetters, Spans, Status, joined
+from .statuses import ForgetLetters, LetterStatuses, MarkLetters, Status
 
 #: The header of a replayed event: the pointer of the event that failed.
 REPLAYED_FROM: Final = "readergroup-replayed-from"
 #: How many letters, and about how many bytes of them, are replayed in one step.
 _CHUNK_LETTERS: Final = 500
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
+#: The incarnation in pointers to events and dead letters of a queue: a queue cannot be deleted.
+QUEUE_INCARNATION: Final = "queue"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDeadLetter:
-    """A dead letter in its stream, and what became of it."""
+    """A dead letter of a pool or of a queue, and what became of it."""
 
-    #: The address of the letter in the stream of dead letters.
+    #: The address of the letter in the stream of dead letters, or in those of the queue.
     pointer: EventPointer
     #: The event that failed, and why.
     letter: DeadLetter
     #: ``"pending"``, ``"replayed"`` or ``"discarded"``.
     status: Status
+    #: None, as its headers are empty, if the event comes from a queue.
     routing_key: str | None
     headers: Headers
-    #: When the event was set aside, in UTC.
+    #: When the event was set aside, in UTC. 1970 if an old release of a queue did not store it.
     written_at: datetime
     #: The offset of the next letter.
     end: int
 
     @property
+    def is_of_queue(self) -> bool:
+        """Whether the event comes from an event queue."""
+        return self.letter.pointer.incarnation == QUEUE_INCARNATION
+
+    @property
     def stream(self) -> str:
-        """The stream that the event came from, to which it is replayed."""
-        return stream_of(self.letter.pointer.segment)
+        """The stream or the queue that the event came from, to which it is replayed."""
+        segment = self.letter.pointer.segment
+        return segment.removeprefix("queue/") if self.is_of_queue else stream_of(segment)
 
 
 class Locking(Protocol):
@@ -74,10 +84,11 @@ class Locking(Protocol):
 
 
 class DeadLetters:
-    """The dead letters in one stream, which pools with ``RetryPolicy(dead_letters=...)`` write. Threads may share it.
+    """The dead letters in one stream, which pools with ``RetryPolicy(dead_letters=...)`` write, or those of one queue.
 
-    A letter is pending until it is replayed or discarded, once, by any process. Both leave it in the stream: the
-    retention policy of the stream, or `StreamManager.truncate`, deletes it. The client closes the object.
+    Threads may share it. A letter is pending until it is replayed or discarded, once, by any process. Both leave it
+    where it is: the retention policy of the stream, or `StreamManager.truncate`, deletes it; in a queue,
+    `EventQueue.forget_dead_letters` does. The client closes the object.
 
     Open it with `Client.dead_letters`.
     """
@@ -119,11 +130,11 @@ class DeadLetters:
             error: Only letters with this text in their error, such as ``"ValueError"``.
             since: Only letters that were written at this time or later; it has a timezone.
             until: Only letters that were written before this time.
-            routing_key: Only letters of this key.
+            routing_key: Only letters of this key. Events of a queue have none.
             limit: The largest number of letters. Default: no limit.
 
         Raises:
-            NotFoundError: The stream does not exist.
+            NotFoundError: The stream or the queue does not exist.
             InvalidArgumentError: A filter is wrong, or the iterator finds an event that is no dead letter.
         """
         if status not in (None, *get_args(Status)):
@@ -135,9 +146,27 @@ class DeadLetters:
             check_type(time, datetime, name, or_none=True)
             if time is not None and time.tzinfo is None:
                 raise InvalidArgumentError(f"{name} needs a timezone, such as that of datetime.now(UTC)", time=time)
+        return islice(self._select(status, error, since, until, routing_key), limit)
+
+    def show(self, pointer: EventPointer | str) -> StoredDeadLetter:
+        """Return the letter at ``pointer``, as `list` gives it.
+
+        Raises:
+            NotFoundError: There is no letter there, or it was truncated.
+        """
+        return self._show(self._pointer(pointer))
+
+    def _select(
+        self,
+        status: Status | None,
+        error: str | None,
+        since: datetime | None,
+        until: datetime | None,
+        routing_key: str | None,
+    ) -> Iterator[StoredDeadLetter]:
         # The statuses are read first: a letter that is written later is pending anyway.
         statuses = self._statuses()
-        found = (
+        return (
             letter
             for event in self._events(since)
             if (since is None or event.written_at >= since)
@@ -147,16 +176,9 @@ class DeadLetters:
             for letter in [_decoded(event, statuses)]
             if error is None or error in letter.letter.error
         )
-        return islice(found, limit)
 
-    def show(self, pointer: EventPointer | str) -> StoredDeadLetter:
-        """Return the letter at ``pointer``, as `list` gives it.
-
-        Raises:
-            NotFoundError: There is no letter there, or it was truncated.
-        """
-        statuses = self._statuses()
-        return self._at(self._pointer(pointer), statuses)
+    def _show(self, pointer: EventPointer) -> StoredDeadLetter:
+        return self._at(pointer, self._statuses())
 
     def _events(self, since: datetime | None) -> Iterator[Event[bytes]]:
         start: Place = "head" if since is None else self._batch.cut_at(self.stream, since)
@@ -197,11 +219,14 @@ class DeadLetters:
     def _pointer(self, pointer: EventPointer | str) -> EventPointer:
         found = EventPointer.parse(pointer) if isinstance(pointer, str) else pointer
         check_type(found, EventPointer, "pointer")
-        if stream_of(found.segment) != self.stream:
+        if not self._contains(found):
             raise InvalidArgumentError(
                 "the pointer is of another stream; use that of a dead letter", pointer=str(found), stream=self.stream
             )
         return found
+
+    def _contains(self, pointer: EventPointer) -> bool:
+        return stream_of(pointer.segment) == self.stream
 
     # ------------------------------------------------------------------ replay and discard
 
@@ -218,8 +243,9 @@ class DeadLetters:
         """Write the events of pending letters back to the streams that they came from, each once. Return how many.
 
         Each event gets its data, routing key and headers, and `REPLAYED_FROM` as a header with the pointer of the event
-        that failed. It comes after all events that the stream has now. Repeat the call after any error, and after a
-        crash: what was replayed is not replayed again, whatever the processes that replay do, and when they die.
+        that failed; events of a queue have only data. It comes after all events that the stream has now. Repeat the
+        call after any error, and after a crash: what was replayed is not replayed again, whatever the processes that
+        replay do, and when they die.
 
         Args:
             *pointers: The letters, by their pointers. Default: all pending letters, of which the filters select.
@@ -275,11 +301,16 @@ class DeadLetters:
         named = list(dict.fromkeys(map(self._pointer, pointers)))
         check_duration(timeout, "timeout", or_none=True)
         self.list(**filters)  # refuses what is wrong before anything is opened
+        return self._finish(what, named, filters, timeout)
+
+    def _finish(
+        self, what: str, named: Collection[EventPointer], filters: Mapping[str, Any], timeout: float | None
+    ) -> int:
         with self._lock(f"dead-letters/{self.stream}", timeout=timeout) as held:
             work = _Work(self, self._synchronizer(), held)
             found = self._named(named, what) if named else self.list(**filters)
             try:
-                for chunk in _chunks(found):
+                for chunk in chunks(found):
                     held.check()
                     work.replay(chunk) if what == "replay" else work.discard(chunk)
             except LeaseLostError as error:
@@ -290,8 +321,7 @@ class DeadLetters:
         return work.finish()
 
     def _named(self, pointers: Iterable[EventPointer], what: str) -> Iterator[StoredDeadLetter]:
-        statuses = self._statuses()
-        letters = [self._at(pointer, statuses) for pointer in pointers]
+        letters = [self._show(pointer) for pointer in pointers]
         done = {"replay": "replayed", "discard": "discarded"}[what]
         for each in letters:
             if each.status not in ("pending", done):
@@ -457,7 +487,7 @@ def _decoded(event: Event[bytes], statuses: LetterStatuses) -> StoredDeadLetter:
     )
 
 
-def _chunks(letters: Iterable[StoredDeadLetter]) -> Iterator[list[StoredDeadLetter]]:
+def chunks(letters: Iterable[StoredDeadLetter]) -> Iterator[list[StoredDeadLetter]]:
     chunk: list[StoredDeadLetter] = []
     size = 0
     for each in letters:

@@ -6,35 +6,13 @@ another are one span, so replaying everything costs a few bytes. Spans are forgo
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from synchronizer import Map, Revision, State, Update
+from synchronizer.spans import Spans, covers, from_offset, joined
 
 Status = Literal["pending", "replayed", "discarded"]
-#: The bounds of spans, in order: the start and end of the first, of the second, and so on.
-Spans = tuple[int, ...]
-
-
-def joined(spans: Spans, added: Spans) -> Spans:
-    """Return the spans that cover what either covers."""
-    bounds: list[int] = []
-    for start, end in sorted([*pairs(spans), *pairs(added)]):
-        if bounds and start <= bounds[-1]:
-            bounds[-1] = max(bounds[-1], end)
-        else:
-            bounds += [start, end]
-    return tuple(bounds)
-
-
-def from_offset(spans: Spans, offset: int) -> Spans:
-    """Return what the spans cover from ``offset`` on."""
-    return tuple(bound for start, end in pairs(spans) if end > offset for bound in (max(start, offset), end))
-
-
-def pairs(spans: Spans) -> Iterable[tuple[int, int]]:
-    return zip(spans[::2], spans[1::2], strict=True)
 
 
 class LetterStatuses(State):
@@ -44,9 +22,9 @@ class LetterStatuses(State):
     discarded: Map[str, Spans] = Map()
 
     def status_of(self, place: str, offset: int) -> Status:
-        if _covers(self.replayed.get(place, ()), offset):
+        if covers(self.replayed.get(place, ()), offset):
             return "replayed"
-        return "discarded" if _covers(self.discarded.get(place, ()), offset) else "pending"
+        return "discarded" if covers(self.discarded.get(place, ()), offset) else "pending"
 
     @property
     def places(self) -> Sequence[str]:
@@ -55,10 +33,6 @@ class LetterStatuses(State):
     def is_before(self, place: str, offset: int) -> bool:
         """Whether there is something to forget before the offset."""
         return any(spans.get(place, (offset,))[0] < offset for spans in (self.replayed, self.discarded))
-
-
-def _covers(spans: Spans, offset: int) -> bool:
-    return bisect_right(spans, offset) % 2 == 1
 
 
 class MarkLetters(Update[LetterStatuses], tag="mark-letters"):

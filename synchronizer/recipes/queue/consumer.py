@@ -321,7 +321,13 @@ class Consumer:
 
     def _set_aside(self, dead_letters: DeadLetters, frame: Frame, error: Exception) -> None:
         text = _text_of(error)[:MAX_ERROR_LENGTH]
-        letter = encode_dead_event(data=frame.data, offset=frame.offset, error=text, attempts=self._failures)
+        letter = encode_dead_event(
+            data=frame.data,
+            offset=frame.offset,
+            error=text,
+            attempts=self._failures,
+            written_at=self._clock.time(),
+        )
         if not dead_letters.put(self._role.own_id, letter, frame.offset):
             self.active = False
             return

@@ -26,6 +26,12 @@ R = TypeVar("R")
 CONSUMER: Final = "consumer"
 
 
+def check_queue_name(name: str) -> str:
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
+        raise InvalidArgumentError(NAME_RULE, name=name)
+    return name
+
+
 def handled_upto(role: RoleValue) -> int:
     return int(role.payload[0]) if role.payload else 0
 
@@ -53,8 +59,7 @@ class EventQueue:
         timeout: float = 30.0,
     ) -> None:
         check_type(store, SegmentStore, "store")
-        if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
-            raise InvalidArgumentError(NAME_RULE, name=name)
+        check_queue_name(name)
         check_count(max_outstanding_bytes, "max_outstanding_bytes")
         check_duration(timeout, "timeout")
         self.store = store
@@ -62,7 +67,7 @@ class EventQueue:
         self.segment = f"queue/{name}"
         self.clock: Clock = clock_or_system(clock)
         self.timeout = timeout
-        self._dead_letters = DeadLetters(store, f"dead-letters/{name}")
+        self._dead_letters = DeadLetters(store, name)
         self._backpressure = Backpressure(self.segment, max_outstanding_bytes, self.clock, self._look)
         self._producer = QueueProducer(store, self.segment, self.clock, self._backpressure)
         self._patiently(lambda: store.create(self.segment), None)
@@ -137,7 +142,7 @@ class EventQueue:
         return cell.change(skipped.encode()) is Outcome.STORED
 
     def dead_letters(self) -> Iterator[DeadEvent]:
-        """Yield the events that were set aside, the oldest first."""
+        """Yield the events that were set aside and not forgotten, the oldest first."""
         return self._dead_letters.read()
 
     def forget_dead_letters(self, upto: DeadEvent) -> None:

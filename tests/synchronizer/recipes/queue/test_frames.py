@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import zlib
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synchronizer import CorruptStoreError, SegmentStore, UnknownUpdateError, open_store
-from synchronizer.recipes.queue.dead_letters import DeadEvent, DeadLetters, encode_dead_event
+from synchronizer import CorruptStoreError, SegmentStore, UnknownUpdateError, UnsupportedError, open_store
+from synchronizer.recipes.queue.dead_letters import DeadEvent, DeadLetters, DoneLetters, encode_dead_event
 from synchronizer.recipes.queue.frames import OVERHEAD_BYTES, Frame, decode_frames, encode_frame, read_frames
 from synchronizer.testing import FailingStore
 from tests.golden import golden
@@ -31,11 +32,26 @@ def test_events_are_written_and_read_as_in_the_first_release() -> None:
 
 
 def test_a_dead_letter_is_written_and_read_as_in_the_first_release() -> None:
-    today = encode_dead_event(**DEAD)  # type: ignore[arg-type]
-    stored = golden("queue-dead-letter-v1.bin", today)
+    stored = golden("queue-dead-letter-v1.bin", b"")
+    (dead,) = DeadLetters(_store_with(stored, "dead-letters/q"), "q").read()
+    assert dead == DeadEvent(**DEAD, place=0, end=len(stored), written_at=0.0)  # type: ignore[arg-type]
+
+
+def test_a_dead_letter_with_its_time_is_written_and_read_as_in_its_first_release() -> None:
+    today = encode_dead_event(**DEAD, written_at=1_700_000_000.25)  # type: ignore[arg-type]
+    stored = golden("queue-dead-letter-v2.bin", today)
     assert stored == today
-    (dead,) = DeadLetters(_store_with(stored, "dead-letters/q"), "dead-letters/q").read()
-    assert dead == DeadEvent(**DEAD, place=0, end=len(stored))  # type: ignore[arg-type]
+    (dead,) = DeadLetters(_store_with(stored, "dead-letters/q"), "q").read()
+    assert dead == DeadEvent(**DEAD, place=0, end=len(stored), written_at=1_700_000_000.25)  # type: ignore[arg-type]
+
+
+def test_which_letters_are_done_is_written_and_read_as_in_its_first_release() -> None:
+    done = DoneLetters((0, 100, 300, 400), (200, 1 << 40))
+    stored = golden("queue-done-letters-v1.msgpack", done.encode())
+    assert stored == done.encode() and DoneLetters.decode(stored) == done
+    assert [done.status_of(place) for place in (0, 100, 200, 300)] == ["replayed", "pending", "discarded", "replayed"]
+    with pytest.raises(UnsupportedError, match="newer release"):
+        DoneLetters.decode(msgpack.packb([2, [], []]))
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(0, 400), st.integers(0, 1 << 50))

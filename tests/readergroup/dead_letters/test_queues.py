@@ -1,0 +1,209 @@
+"""The dead letters of a queue are listed, replayed once and discarded, wherever a process that replays them dies."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import readergroup as rg
+from readergroup.cli.app import app
+from readergroup.dead_letters.queues import QueueDeadLetters
+from synchronizer import SegmentStore, open_store
+from synchronizer.recipes.queue import dead_letters
+from synchronizer.testing import FailingStore, Operation
+
+QUEUE = "shop/mail"
+
+
+@pytest.fixture
+def client(store_url: str) -> Iterator[rg.Client]:
+    with rg.connect(store_url) as client:
+        yield client
+
+
+def set_up(client: rg.Client, count: int = 6) -> None:
+    """Set all events of the queue aside; leave it empty."""
+
+    def fail(event: rg.QueuedEvent) -> None:
+        raise (ValueError("odd") if int(event.data) % 2 else KeyError("even"))
+
+    retries = rg.Retries(attempts=2, first_delay_seconds=0)
+    with client.event_processor(QUEUE, fail, retries=retries, set_aside=True) as processor:
+        processor.add_many([b"%d" % number for number in range(count)])
+        processor.drain(timeout=60)
+
+
+def queued(client: rg.Client) -> list[bytes]:
+    """Handle what the queue has."""
+    found: list[bytes] = []
+    with client.event_processor(QUEUE, lambda event: found.append(event.data)) as processor:
+        processor.drain(timeout=60)
+    return found
+
+
+def numbers(letters: Iterator[rg.StoredDeadLetter]) -> list[int]:
+    return [int(each.letter.data) for each in letters]
+
+
+@pytest.mark.stores
+def test_letters_of_a_queue_are_listed_replayed_and_discarded(client: rg.Client) -> None:
+    set_up(client)
+    letters = client.dead_letters(queue=QUEUE)
+    found = list(letters.list())
+    assert numbers(iter(found)) == list(range(6))
+    assert found[1].stream == QUEUE and found[1].letter.error == "ValueError: odd" and found[1].letter.attempts == 2
+    assert abs(found[1].written_at - datetime.now(UTC)) < timedelta(hours=1)
+    assert letters.show(str(found[1].pointer)) == found[1]
+    assert numbers(letters.list(error="KeyError")) == [0, 2, 4]
+    assert not list(letters.list(until=datetime(2020, 1, 1, tzinfo=UTC))) and not list(letters.list(routing_key="ann"))
+
+    assert letters.replay(error="ValueError", limit=2) == 2
+    assert letters.discard(found[0].pointer) == 1 and letters.discard(found[0].pointer) == 0
+    with pytest.raises(rg.InvalidArgumentError, match="was discarded"):
+        letters.replay(found[0].pointer)
+    assert numbers(letters.list(status="replayed")) == [1, 3]
+    assert letters.replay() == 3 and letters.replay() == 0 and letters.discard() == 0
+    assert queued(client) == [b"1", b"3", b"2", b"4", b"5"]
+    assert letters.show(found[0].pointer).status == "discarded"
+
+    queue = client.event_queue(QUEUE)
+    queue.forget_dead_letters([*queue.dead_letters()][2])
+    assert numbers(letters.list(status=None)) == [3, 4, 5]
+    with pytest.raises(rg.NotFoundError):
+        letters.show(found[0].pointer)
+    with pytest.raises(rg.NotFoundError):
+        letters.show(found[3].pointer._replace(offset=found[3].pointer.offset + 1))
+    with pytest.raises(rg.NotFoundError):
+        letters.show(found[3].pointer._replace(offset=10**6))
+
+
+def test_what_is_wrong_is_refused_and_creates_nothing(client: rg.Client) -> None:
+    names = set(client.store.list(""))
+    with pytest.raises(rg.NotFoundError, match="no queue"):
+        client.dead_letters(queue="typo").list()
+    with pytest.raises(rg.NotFoundError, match="no queue"):
+        client.dead_letters(queue="typo").replay()
+    for arguments in ({}, {"stream": "a/b", "queue": "c"}):
+        with pytest.raises(rg.InvalidArgumentError, match="either"):
+            client.dead_letters(**arguments)
+    with pytest.raises(rg.InvalidArgumentError, match="name"):
+        client.dead_letters(queue="not a name")
+    with pytest.raises(rg.InvalidArgumentError, match="another stream"):
+        client.dead_letters(queue=QUEUE).show("shop/dead/0:0:0")
+    assert set(client.store.list("")) == names
+
+
+def test_a_queue_without_dead_letters_has_none(client: rg.Client) -> None:
+    client.event_queue(QUEUE)
+    assert not list(client.dead_letters(queue=QUEUE).list())
+    assert client.dead_letters(queue=QUEUE).replay() == 0
+
+
+@pytest.mark.parametrize("fails", ["before", "after"])
+def test_each_event_is_added_once_wherever_the_process_dies(fails: str) -> None:
+    step = 0
+    while _replay_and_die(step, fails):
+        step += 1
+    assert step >= 4, "it never died while it replayed"
+
+
+class Died(BaseException):
+    """A process ends here."""
+
+
+def _replay_and_die(step: int, fails: str) -> bool:
+    store: SegmentStore = open_store(f"memory://{random.random()}")
+    with rg.Client(store) as client:
+        set_up(client)
+        failing = FailingStore(store)
+        left = step
+
+        def die(operation: Operation) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Died
+
+        setattr(failing, fails, die)
+        has_died = False
+        try:
+            QueueDeadLetters(QUEUE, failing, client.clock, 30).replay(limit=4)
+        except Died:
+            has_died = True
+        assert client.dead_letters(queue=QUEUE).replay() >= 2
+        assert sorted(queued(client)) == [b"%d" % number for number in range(6)]
+        return has_died
+
+
+def test_a_lost_answer_adds_each_event_once_and_counts_it() -> None:
+    store: SegmentStore = open_store(f"memory://{random.random()}")
+    with rg.Client(store) as client:
+        set_up(client)
+        failing = FailingStore(store)
+        lost = 0
+
+        def lose(operation: Operation) -> None:
+            nonlocal lost
+            if operation.verb == "append" and not lost:
+                lost += 1
+                raise rg.StoreUnavailableError("the answer is lost")
+
+        failing.after = lose
+        assert QueueDeadLetters(QUEUE, failing, client.clock, 30).replay() == 6 and lost
+        assert len(queued(client)) == 6
+
+
+def test_two_processes_that_replay_at_once_add_each_event_once() -> None:
+    store: SegmentStore = open_store(f"memory://{random.random()}")
+    with rg.Client(store) as client:
+        set_up(client)
+        failing = FailingStore(store)
+        done: list[int] = []
+
+        def replay_first(operation: Operation) -> None:
+            if operation.verb == "append" and not done:
+                done.append(client.dead_letters(queue=QUEUE).replay(limit=3))
+
+        failing.before = replay_first
+        assert QueueDeadLetters(QUEUE, failing, client.clock, 30).replay() == 3 and done == [3]
+        assert len(queued(client)) == 6
+
+
+def test_letters_that_are_done_here_and_there_end_with_an_error(
+    client: rg.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "MAX_DONE_SPANS", 2)
+    set_up(client, 10)
+    letters = client.dead_letters(queue=QUEUE)
+    assert letters.discard(*[each.pointer for each in letters.list(error="KeyError", limit=2)]) == 2
+    with pytest.raises(rg.UnsupportedError, match="forget"):
+        letters.discard(error="KeyError")
+    queue = client.event_queue(QUEUE)
+    queue.forget_dead_letters([*queue.dead_letters()][6])
+    assert letters.discard(error="KeyError") == 1
+
+
+def test_the_command_takes_a_queue(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    with rg.connect(url) as client:
+        set_up(client, 3)
+
+    def run(*words: str) -> str:
+        result = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["--url", url, "dead-letters", *words, "--queue"])
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    shown = run("list", QUEUE)
+    assert "ValueError: odd" in shown and "3 pending" in shown
+    first = json.loads(run("list", QUEUE, "--json").splitlines()[0])
+    assert first["letter"] == f"dead-letters/{QUEUE}:queue:0" and first["stream"] == QUEUE and first["data"] == "0"
+    assert "error: KeyError" in run("show", QUEUE, "0")
+    assert "1 dead letter discarded" in run("discard", QUEUE, "0", "--yes")
+    assert "1 dead letter replayed" in run("replay", QUEUE, "--error", "ValueError", "--yes")
+    assert "1 pending, 1 replayed, 1 discarded" in run("list", QUEUE)
