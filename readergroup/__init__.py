@@ -97,10 +97,11 @@ if TYPE_CHECKING:
     from .record.entries import LagSample, RecordRange
     from .record.record import NotificationRecord
     from .record.recorder import NotificationRecording
+    from .retries.attempts import RETRY_OF
     from .scaling.autoscale import Autoscaling
     from .scaling.policy import ReaderScalingPolicy, ScalingDecision
     from .scaling.pool import ReaderPool
-    from .scaling.retry import DeadLetter, RetryPolicy
+    from .scaling.retry import DeadLetter, DelayedRetry, RetryPolicy
     from .streams.config import (
         RetentionPolicy,
         ScalingPolicy,
@@ -141,6 +142,7 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "DeadlineExceededError",
+    "DelayedRetry",
     "Distribution",
     "EndOfDataError",
     "EndOfDataNotification",
@@ -244,6 +246,7 @@ __all__ = [
     "background_errors",
     "connect",
     "REPLAYED_FROM",
+    "RETRY_OF",
     "StoredDeadLetter",
 ]
 
@@ -276,10 +279,11 @@ _MODULES = {
     ".record.entries": "LagSample RecordRange",
     ".record.record": "NotificationRecord",
     ".record.recorder": "NotificationRecording",
+    ".retries.attempts": "RETRY_OF",
     ".scaling.autoscale": "Autoscaling",
     ".scaling.policy": "ReaderScalingPolicy ScalingDecision",
     ".scaling.pool": "ReaderPool",
-    ".scaling.retry": "DeadLetter RetryPolicy",
+    ".scaling.retry": "DeadLetter DelayedRetry RetryPolicy",
     ".streams.config": "RetentionPolicy ScalingPolicy ScalingReport SegmentId StreamConfig StreamCut StreamInfo",
     ".streams.event": "Event EventBatch EventPointer Position",
     ".streams.retention.applying": "RetentionReport",

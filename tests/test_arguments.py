@@ -109,6 +109,7 @@ ALSO: Mapping[str, Mapping[str, object]] = {
     "StateSynchronizer": {"initial": Counter()},
     "StreamManager.copy": {"source": STREAM},
     "StreamManager.configure": {"name": STREAM, "retention": "none"},
+    "DelayedRetry": {"dead_letters": "shop/dead"},
     "RetentionPolicy": {"consumed_by": "subscribers"},
     "ScalingPolicy.by_event_rate": {"target": 100.0},
     "ScalingPolicy.by_data_rate": {"target": 100.0},
@@ -237,6 +238,7 @@ class World:
             "table": pyarrow.table({"event": [b"event"]}), "data": "event", "handle_arrow": None,
             "connection": sqlite3.connect(":memory:"), "engine_or_connect": lambda: sqlite3.connect(":memory:"),
             "dialect": "sqlite", "thread": False, "on_failure": print, "start": client.streams.info(STREAM).head,
+            "delays": [10], "retry_stream": "shop/retry",
         }  # fmt: skip
 
     def close(self) -> None:

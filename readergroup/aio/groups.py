@@ -263,7 +263,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
             serializer: Decodes the events. Default: bytes.
             readers: The number of workers, or a policy that sets it.
             workers: "thread" or "process".
-            retry: Default: one attempt; a failure ends the pool.
+            retry: Default: one attempt; a failure ends the pool. With a `DelayedRetry` an event is retried later.
             handle_batch: Like ``handle``, for batches of up to 1,000 events; give one handler.
             handle_arrow: Like ``handle``, for Arrow record batches. Takes no ``serializer``.
             concurrency: How many events, or batches, each worker handles at once, from 1 to 10,000.

@@ -49,10 +49,14 @@ def list_groups(context: typer.Context, as_json: AsJson = False) -> None:
 @commands.command()
 def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     """Show a group: its config, its readers, and the owner and position of each segment."""
+    from ..retries.waiting import summary
+
     with session(context).connect() as client:
         found = client.groups.get(group)
         cuts = found.stream_cuts()
         state = found.state
+        waiting = summary(client.store, group)
+        wait = None if waiting.due is None else max(0.0, waiting.due - client.clock.time())
     if as_json:
         print_json(
             {
@@ -60,6 +64,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
                 "config": state.config,
                 "segments": {segment: _describe(segment, each) for segment, each in sorted(state.segments.items())},
                 "stream_cuts": dict(cuts),
+                **({} if wait is None else {"waiting_for_retry": waiting.events, "next_retry_in_seconds": wait}),
             }
         )
         return
@@ -83,6 +88,10 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
     idle = sorted(reader for reader in state.readers if not state.segments_of(reader))
     if idle:
         say(f"\nReaders without a segment: {', '.join(idle)}")
+    if wait is not None:
+        more = "" if waiting.is_all else "More than "
+        verb = "waits" if waiting.events == 1 else "wait"
+        say(f"\n{more}{count(waiting.events, 'event')} {verb} for a retry, the next in {wait:,.0f} s")
 
 
 def config_in_words(config: rg.ReaderGroupConfig) -> str:

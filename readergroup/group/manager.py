@@ -16,6 +16,7 @@ from synchronizer.liveness.lease import read_leases
 from synchronizer.log.peeking import LOGS_AT_ONCE, peek
 from synchronizer.state import StateCodec
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
+from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
 from ..errors import ReaderGroupExistsError
@@ -144,8 +145,13 @@ class ReaderGroupManager:
             self._groups.let_go(log.removeprefix(_LOG_PREFIX))
 
     def delete(self, name: str) -> None:
-        """Delete the group and its positions. Its readers raise `NotFoundError` at their next call."""
+        """Delete the group, its positions, and its events that wait for a retry.
+
+        Its readers raise `NotFoundError` at their next call.
+        """
         group = self.get(name)
+        with loading():
+            from ..retries.waiting import clear_waiting
         store, segment = self._client.store, group.synchronizer.segment
 
         def with_them() -> Mapping[str, AttributeChange]:
@@ -163,7 +169,9 @@ class ReaderGroupManager:
             kept = {name: AttributeChange(value, forget_history(value)) for name, value in found.items()}
             return {**changes, **kept}
 
+        clear_waiting(store, name)  # also before, as this process may die
         group.synchronizer.delete(attributes=with_them)
+        clear_waiting(store, name)
 
     def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
         log = _LOG_PREFIX + check_name(name, "reader group")

@@ -350,7 +350,8 @@ class ReaderGroup:
             readers: Their number, or a policy that sets it by segments and lag. Its bounds are those of this pool.
             workers: "thread" or "process". Processes are spawned: all arguments must pickle, and a worker may not start
                 processes by ``multiprocessing``.
-            retry: Default: one attempt; a failure ends the pool.
+            retry: Default: one attempt; a failure ends the pool. With a `DelayedRetry` an event that fails is retried
+                later, and the events behind it are handled meanwhile, also those of its key.
             handle_batch: Like ``handle``, for batches of up to 1,000 events; give one handler.
             handle_arrow: Like ``handle``, for Arrow record batches of up to 32,768 events of one segment, about 1 MiB,
                 as `EventBatch.to_arrow` returns them. Takes no ``serializer``.

@@ -38,7 +38,7 @@ from ..telemetry.logs import LogAbout
 from .handlers import ArrowHandler, Order
 from .in_hand import InHand
 from .policy import MAX_CONCURRENCY, ReaderScalingPolicy
-from .retry import RetryPolicy
+from .retry import DelayedRetry, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
 from .scaler import LOOK_SECONDS, Scaler
 from .starting_worker import load_worker
@@ -121,6 +121,11 @@ class ReaderPool(Generic[T]):
         if sink is not None:
             _check_sink(sink, handlers[0], of_batches=handle is None, at_once=concurrency > 1 and order != "segment")
         check_type(retry, RetryPolicy, "retry", or_none=True)
+        if sink is not None and isinstance(retry, DelayedRetry):
+            raise InvalidArgumentError(
+                "a sink stores the effect of each event once, but a process that stops in the middle of a failure may "
+                "handle an event and retry it later as well; use RetryPolicy, or write to the database without a sink"
+            )
         check_serializer(serializer)
         if handle_arrow is not None:
             if not keeps_bytes(serializer):
@@ -208,7 +213,7 @@ class ReaderPool(Generic[T]):
             self._began = True
             self._thread = threading.current_thread()
         try:
-            with self._signals(), self._notifications():
+            with self._signals(), self._notifications(), self._delayed_retries():
                 try:
                     self._supervise()
                 finally:
@@ -253,6 +258,12 @@ class ReaderPool(Generic[T]):
             raise InvalidArgumentError("the group would read its own dead letters; use another stream", stream=stream)
         if not self._client.streams.exists(stream):
             raise NotFoundError("the stream for dead letters does not exist; create it first", stream=stream)
+        if isinstance(self._retry, DelayedRetry) and self._retry.retry_stream not in self._group.config.streams:
+            raise InvalidArgumentError(
+                "the group has to read the stream of retries; create it, and add it to the streams of the group with "
+                "group.configure",
+                stream=self._retry.retry_stream,
+            )
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -288,6 +299,21 @@ class ReaderPool(Generic[T]):
             end_of_data = self._group.end_of_data_notifier.register_listener(lambda _: self._on_end_of_data())
             unregistering.callback(end_of_data)
             yield
+
+    @contextmanager
+    def _delayed_retries(self) -> Iterator[None]:
+        """Return events to the group whose retry is due, during the block."""
+        if not isinstance(self._retry, DelayedRetry):
+            yield
+            return
+        with loading():
+            from ..retries.returning import Returning
+        returning = Returning(self._client, self._group, self._retry)
+        returning.start()
+        try:
+            yield
+        finally:
+            returning.close()
 
     def _on_segments(self) -> None:
         self._look_at = float("-inf")

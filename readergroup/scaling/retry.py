@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from synchronizer import Retries
 
@@ -28,6 +40,49 @@ class RetryPolicy(Retries):
     @classmethod
     def _check_dead_letters(cls, stream: str | None) -> str | None:
         return None if stream is None else check_stream_name(stream)
+
+
+#: The longest delay of a retry: ten years.
+_MAX_DELAY_SECONDS: Final = 3650 * 86_400.0
+
+
+class DelayedRetry(RetryPolicy):
+    """Retries an event later, while the events behind it are handled, and makes it a dead letter after the last delay.
+
+    An event that fails is stored, and counts as processed. When its delay has passed, the group reads it again from
+    ``retry_stream``, in any process of the group. Each delivery makes ``attempts`` attempts without a long pause.
+
+    **The order per key is given up** for events that fail: later events of the key are handled before the retry.
+
+    Durations are seconds.
+
+    Args:
+        delays: The delay before each retry, such as ``[10, 60, 600]``.
+        retry_stream: A stream that the group reads as well, and that nothing else writes to.
+        dead_letters: The stream for events that failed after the last delay.
+        attempts: The attempts of each delivery; 1 by default.
+    """
+
+    delays: Annotated[
+        Sequence[Annotated[float, Field(strict=True, ge=0.001, le=_MAX_DELAY_SECONDS, allow_inf_nan=False)]],
+        Field(min_length=1, max_length=100),
+        AfterValidator(tuple),
+    ]
+    retry_stream: str
+    attempts: Annotated[int, Field(strict=True, ge=1)] = 1
+
+    @field_validator("retry_stream")
+    @classmethod
+    def _check_retry_stream(cls, stream: str) -> str:
+        return check_stream_name(stream)
+
+    @model_validator(mode="after")
+    def _check_streams(self) -> Self:
+        if self.dead_letters is None:
+            raise ValueError("dead_letters is missing: name the stream for events that failed after the last delay")
+        if self.dead_letters == self.retry_stream:
+            raise ValueError("dead_letters and retry_stream must be two streams")
+        return self
 
 
 def _from_base64(value: object) -> object:
@@ -56,3 +111,13 @@ class DeadLetter(BaseModel):
     #: The type and text of the exception that the last attempt raised.
     error: str
     attempts: int
+    #: With a `DelayedRetry`: the error of each earlier delivery, the oldest first.
+    earlier_errors: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what older releases do not know, if it says nothing."""
+        found: dict[str, Any] = fields(self)
+        if not self.earlier_errors:
+            del found["earlier_errors"]
+        return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from synchronizer import Clock, StateSynchronizer
+from synchronizer import Clock, HeldLock, StateSynchronizer
 
 from ..group.following import CheckpointCallback, Claims, SegmentCallback
 from ..group.lag import GroupLag
@@ -58,5 +59,6 @@ class PoolClient(Protocol):
 
     @property
     def streams(self) -> StreamManager: ...
+    def lock(self, name: str, *, timeout: float | None) -> AbstractContextManager[HeldLock]: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...

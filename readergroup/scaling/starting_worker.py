@@ -10,6 +10,7 @@ from synchronizer.threads.loading import loading
 
 from .handlers import loop_of
 from .in_hand import SharedHand
+from .retry import DelayedRetry
 from .worker import Task, Worker
 
 T = TypeVar("T")
@@ -18,6 +19,8 @@ T = TypeVar("T")
 def load_worker(task: Task[T]) -> None:
     """Load the modules that the workers of the task need, because a worker's thread loads none."""
     with loading():
+        if isinstance(task.retry, DelayedRetry):
+            from ..retries import diverting  # noqa: F401
         if task.sink is not None:
             from ..sinks import calls  # noqa: F401
             from . import sink_handler  # noqa: F401

@@ -25,10 +25,11 @@ from ..telemetry.hooks import hooks
 from ..telemetry.logs import LogAbout
 from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError, loop_of, pause_of_sink
 from .in_hand import Hand, InHand
-from .retry import DeadLetter, RetryPolicy
+from .retry import DeadLetter, DelayedRetry, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
 
 if TYPE_CHECKING:
+    from ..retries.diverting import DelayedEvents
     from ..sinks.calls import SinkCalls
     from ..sinks.sql_sink import SqlSink
     from .awaiting import Awaiting
@@ -98,6 +99,11 @@ class Worker(Generic[T]):
         self._handle_what: Handle = self._with_sink(task.handler)
         if hooks.around is not None:
             self._handle_what = hooks.around(self._handle_what, task.group.name, reader_id)
+        self._delayed: DelayedEvents | None = None
+        if isinstance(task.retry, DelayedRetry):
+            with loading():
+                from ..retries.diverting import DelayedEvents
+            self._delayed = DelayedEvents(task.client.streams, task.group.name, task.retry, self._clock, self._stopping)
         self._awaiting: Awaiting | None = None
         if task.concurrency == 1 and is_async(task.handler) and loop_of(task.handler) is None:
             with loading():
@@ -355,20 +361,32 @@ class Worker(Generic[T]):
             self._reader.go_on()
 
     def _set_aside(self, event: Event[T], error: Exception, *, attempts: int | None = None) -> None:
-        """Store the event in the dead letters durably, after which it counts as processed."""
+        """Store the event durably, until its retry is due or in the dead letters. Then it counts as processed."""
         retry = self._task.retry
         attempts = retry.attempts if attempts is None else attempts
         if retry.dead_letters is None:
             raise self._failed(event, error, attempts) from error
-        letter = DeadLetter(
-            data=event.raw, pointer=event.pointer, error=f"{type(error).__name__}: {error}", attempts=attempts
-        )
+        text = f"{type(error).__name__}: {error}"
+        letter = DeadLetter(data=event.raw, pointer=event.pointer, error=text, attempts=attempts)
+        headers = event.headers
+        if self._delayed is not None:
+            if self._wait_for_retry(self._delayed, event, error, attempts):
+                return
+            earlier = self._delayed.failed(event)
+            headers = earlier.headers
+            letter = DeadLetter(
+                data=event.raw,
+                pointer=earlier.pointer,
+                error=text,
+                attempts=earlier.attempts + attempts,
+                earlier_errors=earlier.errors,
+            )
         if self._dead_letters is None:
             self._dead_letters = EventWriter(
                 self._task.client.streams, retry.dead_letters, serializer=PydanticSerializer(DeadLetter)
             )
         try:
-            self._dead_letters.write(letter, routing_key=event.routing_key, headers=event.headers)
+            self._dead_letters.write(letter, routing_key=event.routing_key, headers=headers)
         except EventTooLargeError as too_large:
             error.add_note(f"The event could not be moved to the dead letters: {too_large}")
             raise self._failed(event, error, attempts) from error
@@ -382,6 +400,26 @@ class Worker(Generic[T]):
             exc_info=error,
             extra={"segment": event.segment},
         )
+
+    def _wait_for_retry(self, delayed: DelayedEvents, event: Event[T], error: Exception, attempts: int) -> bool:
+        """Store the event until its retry is due. Return False if it has had all of its retries, or is too large."""
+        try:
+            delay = delayed.divert(event, f"{type(error).__name__}: {error}", attempts)
+        except EventTooLargeError as too_large:
+            error.add_note(f"The event could not be retried later: {too_large}")
+            return False
+        if delay is None:
+            return False
+        self._counters.retries += 1
+        self._logger.warning(
+            "%s failed and is retried in %.3g s: %s: %s",
+            event.pointer,
+            delay,
+            type(error).__name__,
+            error,
+            extra={"segment": event.segment},
+        )
+        return True
 
     def _skip_in_sink(self, event: Event[T]) -> None:
         """Let the sink's position pass the event."""
