@@ -36,7 +36,9 @@ def serve(
     allow_writes: Annotated[
         bool,
         typer.Option(
-            "--allow-writes", help="Let the page reset groups, take checkpoints, remove readers and scale streams."
+            "--allow-writes",
+            help="Let the page reset groups, take checkpoints, remove readers, scale streams, and replay or discard "
+            "dead letters.",
         ),
     ] = False,
     interval: Annotated[

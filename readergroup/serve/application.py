@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -16,17 +16,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from synchronizer import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError
+from synchronizer import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError, SealedError
 from synchronizer.arguments import check_duration, check_type
 
 from ..aio.calls import Threads
 from ..client import Client
+from ..dead_letters.statuses import Status
 from ..outbox.outbox import Outbox
 from ..scaling.policy import ReaderScalingPolicy
 from .access import LOOPBACK, MAX_BODY, SESSION_SECONDS, Access, Sessions, check_token, refused
-from .changing import CHANGE_SECONDS, CHANGES, Login, read
+from .changing import CHANGE_SECONDS, CHANGES, LETTER_CHANGES, Login, read
 from .deciding import Decisions
 from .documents import encode, group_document, overview
+from .letters import Cursor, page_of
 from .metrics import CONTENT_TYPE, Exposition
 from .sample import GroupSample, Sample
 from .sampler import Sampler
@@ -96,6 +98,8 @@ class WebView:
                 Route("/groups/{group}", self._group),
                 Route("/groups/{group}/desired-readers", self._desired_readers),
                 Route("/groups/{group}/{change}", self._change, methods=["POST"]),
+                Route("/dead-letters", self._dead_letters),
+                Route("/dead-letters/{change}", self._change_letters, methods=["POST"]),
             ],
             exception_handlers={
                 ReaderGroupError: _store_error,
@@ -252,6 +256,38 @@ class WebView:
         self._watches.note(group, f"changed here: {done}")
         return _document({"done": done})
 
+    # ------------------------------------------------------------------ dead letters
+
+    async def _dead_letters(self, request: Request) -> Response:
+        """Return a page of the dead letters in a stream."""
+        given = _only(request, "stream", "status", "error", "key", "older")
+        if "stream" not in given:
+            raise InvalidArgumentError("the parameter 'stream' is missing")
+        status, older = given.get("status", "pending"), given.get("older")
+        letters = self._sampler.letters.of(given["stream"])
+        return await self._in_thread(
+            partial(
+                page_of,
+                letters,
+                self._client.clock,
+                status=None if status == "all" else cast(Status, status),  # `list` refuses any other one
+                error=given.get("error"),
+                key=given.get("key"),
+                older=None if older is None else Cursor.parse(older),
+            )
+        )
+
+    async def _change_letters(self, request: Request) -> Response:
+        change = LETTER_CHANGES.get(request.path_params["change"])
+        if change is None:
+            return refused(404, "there is nothing at this address")
+        if not self._allow_writes:
+            return refused(403, "this view is read-only; start it with --allow-writes")
+        body = await _body(request)
+        stream, done = await self._call(partial(change, self._client, body), seconds=CHANGE_SECONDS + CALL_SECONDS)
+        _logger.info("changed in the web view: %s: %s", stream, done)
+        return _document({"done": done})
+
     async def _in_thread(self, make: Callable[[], object]) -> Response:
         """Make a document in a thread: one of thousands of segments takes a while."""
         return Response(await self._call(lambda: encode(make())), media_type="application/json")
@@ -278,7 +314,8 @@ def app(
         client: The client to read with. It is borrowed and not closed.
         token: What a request has to know, as ``Authorization: Bearer`` or by the page's login; at least 16 characters.
             Default: none, and only this machine's own names are good as the host of a request.
-        allow_writes: Let the page reset groups, take checkpoints, remove readers and scale streams. Default: it reads.
+        allow_writes: Let the page reset groups, take checkpoints, remove readers, scale streams, and replay or
+            discard dead letters. Default: it reads.
         hosts: The names that a request may have as its host. Default: with a token any, else those of this machine.
         sample_interval_seconds: How often all groups are read while someone looks. Default: 5.
         registry: Metrics of the application, which ``/metrics`` returns as well.
@@ -327,6 +364,8 @@ def _store_error(_: Request, error: Exception) -> Response:
             status = 404
         case InvalidArgumentError():
             status = 400
+        case SealedError():
+            status = 409
         case ReaderGroupError(retryable=True) | ClosedError():
             status = 503
     return JSONResponse({"error": str(error)}, status)
@@ -344,6 +383,17 @@ def _policy(request: Request) -> ReaderScalingPolicy:
         except ValueError as error:
             raise InvalidArgumentError(f"{name} must be a number", given=text) from error
     return ReaderScalingPolicy(**{"max_readers": 10, **fields})
+
+
+def _only(request: Request, *names: str) -> dict[str, str]:
+    """Return the parameters in the address; refuse others than these, and repeated ones."""
+    given = request.query_params.multi_items()
+    if unknown := [name for name, _ in given if name not in names]:
+        raise InvalidArgumentError(f"the parameters are {', '.join(names)}", given=unknown[0])
+    found = dict(given)
+    if len(found) < len(given):
+        raise InvalidArgumentError("a parameter is given twice")
+    return found
 
 
 async def _body(request: Request) -> bytes:

@@ -13,6 +13,8 @@ from ..client import Client
 
 #: How long a change may take.
 CHANGE_SECONDS: Final = 20.0
+#: How many dead letters a change by filters takes at most. The next one continues.
+LETTERS: Final = 1_000
 
 
 class Body(BaseModel):
@@ -42,6 +44,14 @@ class _Scale(Body):
     stream: str
     split: list[int] | None = Field(None, max_length=1_000)
     merge: list[int] | None = Field(None, max_length=1_000)
+
+
+class _Letters(Body):
+    stream: str
+    #: None: the pending ones that the filters select. An empty list would mean all.
+    letters: list[str] | None = Field(None, min_length=1, max_length=100)
+    error: str | None = None
+    key: str | None = None
 
 
 def reset(client: Client, group: str, body: bytes) -> str:
@@ -79,6 +89,35 @@ def scale(client: Client, group: str, body: bytes) -> str:
     return f"{'split' if change.split else 'merged'}: {change.stream} has {len(info.segments):,} segments"
 
 
+def replay(client: Client, body: bytes) -> tuple[str, str]:
+    change = read(_Letters, body)
+    letters, filters = client.dead_letters(change.stream), _selected(change)
+    return change.stream, f"replayed {_count(letters.replay(*change.letters or (), **filters))}"
+
+
+def discard(client: Client, body: bytes) -> tuple[str, str]:
+    change = read(_Letters, body)
+    letters, filters = client.dead_letters(change.stream), _selected(change)
+    return change.stream, f"discarded {_count(letters.discard(*change.letters or (), **filters))}"
+
+
+def _selected(change: _Letters) -> dict[str, Any]:
+    if change.letters is None:
+        return {"error": change.error, "routing_key": change.key, "limit": LETTERS, "timeout": CHANGE_SECONDS}
+    if change.error is not None or change.key is not None:
+        raise InvalidArgumentError("name letters, or select them by filters, but not both")
+    return {"timeout": CHANGE_SECONDS}
+
+
+def _count(letters: int) -> str:
+    return f"{letters:,} dead letter{'' if letters == 1 else 's'}"
+
+
+#: What a change of dead letters is called in its address. Each returns the stream, and what it did.
+LETTER_CHANGES: Final[Mapping[str, Callable[[Client, bytes], tuple[str, str]]]] = {
+    "replay": replay,
+    "discard": discard,
+}
 #: What a change is called in its address, and what does it.
 CHANGES: Final[Mapping[str, Callable[[Client, str, bytes], str]]] = {
     "reset": reset,

@@ -26,7 +26,7 @@ def encode(document: object) -> bytes:
 
 
 def overview(sample: Sample) -> Document:
-    """Return the groups with their totals, and the shared states."""
+    """Return the groups with their totals, the shared states, and the streams with dead letters."""
     groups = sorted(sample.groups.values(), key=lambda each: each.name)
     return {
         "at": sample.at,
@@ -37,6 +37,10 @@ def overview(sample: Sample) -> Document:
         "unreadable": [{"group": name, "error": error} for name, error in list(sample.unreadable.items())[:MAX_ROWS]],
         "states": [{"name": name, "bytes": size} for name, size in sample.states.items()],
         "states_left_out": sample.states_left_out,
+        "dead_letters": [
+            {"stream": stream, "pending": found.pending, "is_partial": found.is_partial}
+            for stream, found in sorted(sample.letters.items())[:MAX_ROWS]
+        ],
     }
 
 

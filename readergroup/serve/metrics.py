@@ -77,6 +77,11 @@ class StoreMetrics(Collector):
                 "Whether the group has read its streams to their end.",
                 lambda g: float(g.state.end_of_data),
             ),
+            (
+                "pending_dead_letters",
+                "Dead letters of its streams that are neither replayed nor discarded.",
+                self._pending,
+            ),
             ("kept_checkpoints", "Completed checkpoints in the state of the group.", _checkpoints),
         )
         for name, documentation, value in columns:
@@ -102,6 +107,10 @@ class StoreMetrics(Collector):
             if history.last_checkpoint_at is not None:
                 last.add_metric((group.name,), history.last_checkpoint_at)
         yield from (changes, checkpoints, last)
+
+    def _pending(self, group: GroupSample) -> int:
+        found = self._sample.letters.values()
+        return sum(each.by_source.get(stream, 0) for each in found for stream in group.state.config.streams)
 
 
 def _owned(group: GroupSample) -> int:

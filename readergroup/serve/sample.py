@@ -9,6 +9,7 @@ from synchronizer import Revision
 
 from ..group.lag import GroupLag
 from ..group.model.state import ReaderGroupState
+from .letters import LetterCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Sample:
     states: Mapping[str, int] = field(default_factory=dict)
     #: How many shared states are not in `states`, because there are too many.
     states_left_out: int = 0
+    #: The streams with dead letters.
+    letters: Mapping[str, LetterCount] = field(default_factory=dict)
     #: The events that wait in the outbox, and the age of the oldest in seconds. None: there is no outbox.
     outbox: tuple[int, float] | None = None
     #: When it was complete, in seconds since 1970 and on the clock.

@@ -20,6 +20,7 @@ from ..aio.calls import News, wait_until_set
 from ..client import Client
 from ..outbox.outbox import Outbox
 from .history import GroupHistory
+from .letters import LetterStreams
 from .sample import GroupSample, Sample
 
 #: How long sampling goes on after the last look. Longer than the usual interval of a scraper.
@@ -30,7 +31,7 @@ BUSY: Final = 0.25
 STALE: Final = 3
 #: How long someone who looks waits for the first sample.
 PATIENCE_SECONDS: Final = 5.0
-#: How often shared states are listed, and how many of them.
+#: How often shared states and streams are listed, and how many states.
 STATES_SECONDS: Final = 30.0
 MAX_STATES: Final = 200
 #: The kinds of shared states: the first part of their names in the store.
@@ -61,6 +62,7 @@ class Sampler:
         #: How often the store failed, by the class of the error.
         self.errors: Counter[str] = Counter()
         self.samples = 0
+        self.letters = LetterStreams(client)
         #: Called with each sample, in the sampler's thread, before others see it.
         self.prepare: Callable[[Sample], None] = lambda _: None
         self._interval_seconds = interval_seconds
@@ -157,6 +159,7 @@ class Sampler:
         groups: dict[str, GroupSample] = {}
         unreadable: dict[str, str] = {}
         states, left_out = before.states, before.states_left_out
+        letters = before.letters
         try:
             for name in self._names():
                 if self._closed:
@@ -173,7 +176,9 @@ class Sampler:
                         groups[name] = replace(before.groups[name], error=unreadable[name])
             if began >= self._states_at:
                 states, left_out = self._list_states()
+                self.letters.find()
                 self._states_at = began + STATES_SECONDS
+            letters = self.letters.count()
         except ClosedError:
             self._closed = True
             error = "the client is closed"
@@ -190,6 +195,7 @@ class Sampler:
             unreadable=unreadable,
             states=states,
             states_left_out=left_out,
+            letters=letters,
             outbox=self._outbox_lag(),
             at=self._clock.time(),
             at_monotonic=now,

@@ -94,8 +94,10 @@ async function ask(path, options = {}) {
   return document;
 }
 
-function change(group, name, body) {
-  return ask(`groups/${encodeURIComponent(group)}/${name}`, {
+const change = (group, name, body) => send(`groups/${encodeURIComponent(group)}/${name}`, body);
+
+function send(path, body) {
+  return ask(path, {
     method: "POST",
     headers: { "content-type": "application/json", "x-readergroup-csrf": session.csrf },
     body: JSON.stringify(body),
@@ -193,6 +195,7 @@ function showOverview(found) {
   const unreadable = byId("groups-unreadable");
   unreadable.hidden = found.unreadable.length === 0;
   unreadable.replaceChildren(...found.unreadable.map((each) => element("li", {}, `${each.group} cannot be read: ${each.error}`)));
+  showLetterStreams(found.dead_letters);
   byId("states-section").hidden = found.states.length === 0;
   fill("states", found.states, (each) => each.name, () => rowOf("number"),
     (row, each) => cells(row, each.name, size(each.bytes)));
@@ -341,6 +344,123 @@ function showNotice(notice) {
   list.prepend(element("li", {}, element("time", { datetime: at.toISOString() }, clock.format(at)), notice.text));
   while (list.children.length > NOTICES) list.lastElementChild.remove();
 }
+
+// ---------------------------------------------------------------- dead letters
+
+const stamp = new Intl.DateTimeFormat("en-GB", { dateStyle: "short", timeStyle: "medium" });
+/** The page of dead letters that is shown: its stream, what it selects, and what the overview said of it. */
+let letters = null;
+
+function showLetterStreams(streams) {
+  byId("letters-section").hidden = streams.length === 0 && letters === null;
+  fill("letter-streams", streams, (each) => each.stream, (each) => {
+    const row = rowOf("number");
+    row.cells[0].append(button(each.stream, () => openLetters(each.stream)));
+    return row;
+  }, (row, each) => cells(row, null, `${whole.format(each.pending)}${each.is_partial ? " or more" : ""}`));
+  const found = letters && streams.find((each) => each.stream === letters.stream);
+  if (!found || found.pending === letters.pending) return;
+  const isFirst = letters.pending === null;
+  letters.pending = found.pending;
+  if (!isFirst && letters.older === null) loadLetters();
+}
+
+function openLetters(stream) {
+  letters = { stream, status: "pending", error: "", key: "", older: null, next: null, pending: null };
+  for (const [id, value] of [["status", "pending"], ["error", ""], ["key", ""]]) byId(`letters-${id}`).value = value;
+  byId("letters").tBodies[0].replaceChildren();
+  say("letters-of", `Dead letters in ${stream}`);
+  byId("letters-page").hidden = false;
+  byId("letters-of").focus();
+  loadLetters();
+}
+
+async function loadLetters() {
+  const asked = letters;
+  const wanted = new URLSearchParams({ stream: asked.stream, status: asked.status });
+  for (const name of ["error", "key", "older"]) if (asked[name]) wanted.set(name, asked[name]);
+  try {
+    const found = await ask(`dead-letters?${wanted}`);
+    if (asked !== letters) return;
+    say("letters-failed", "", false);
+    showLetters(found);
+  } catch (error) {
+    if (asked === letters) say("letters-failed", error.message);
+  }
+}
+
+function showLetters(found) {
+  letters.next = found.older;
+  byId("letters-older").disabled = found.older === null;
+  byId("letters-newest").disabled = letters.older === null;
+  for (const id of ["letters-replay", "letters-discard"]) byId(id).disabled = letters.status !== "pending" || !found.letters.length;
+  say("letters-said", found.letters.length ? "" : "No dead letter is like this.");
+  byId("letters").hidden = !found.letters.length;
+  fill("letters", found.letters, (each) => each.letter, (each) => {
+    const row = rowOf("long", "long wide", "number wide", "long", "wide", "long", ...(session.writes ? ["change"] : []));
+    row.cells[6].append(contents(each));
+    if (session.writes) {
+      row.cells[7].append(...["replay", "discard"].map((name) => {
+        const made = button(name === "replay" ? "Replay" : "Discard", () => confirmLetters(name, each));
+        made.setAttribute("aria-label", `${made.textContent} the dead letter of ${stamp.format(new Date(1000 * each.at))}`);
+        return made;
+      }));
+    }
+    return row;
+  }, (row, each) => {
+    cells(row, stamp.format(new Date(1000 * each.at)), each.key ?? "–", each.stream, whole.format(each.attempts),
+      each.error, each.status);
+    for (const made of row.cells[7]?.children ?? []) made.disabled = each.status !== "pending";
+  });
+}
+
+function contents(each) {
+  const made = element("details", {}, element("summary", {}, size(each.bytes)));
+  const facts = element("dl", {}, element("dt", {}, "letter"), element("dd", {}, each.letter),
+    element("dt", {}, "event"), element("dd", {}, each.event));
+  for (const [name, value] of Object.entries(each.headers)) {
+    facts.append(element("dt", {}, `header ${name}`), element("dd", {}, value));
+  }
+  made.append(facts, element("pre", {}, each.data));
+  if (!each.is_text) made.append(element("p", { class: "empty" }, "base64"));
+  return made;
+}
+
+const RESULTS = {
+  replay: "The event comes after all events that its stream has now. All groups of that stream read it.",
+  discard: "No replay takes it any more. It stays in its stream.",
+};
+
+function confirmLetters(name, each) {
+  const verb = name === "replay" ? "Replay" : "Discard";
+  confirm(`${verb} the dead letter ${each.letter}?`, RESULTS[name], verb,
+    () => changeLetters(name, { stream: letters.stream, letters: [each.letter] }));
+}
+
+function confirmAllLetters(name) {
+  const verb = name === "replay" ? "Replay" : "Discard";
+  const { stream, error, key } = letters;
+  const selected = [error && `with “${error}” in their error`, key && `with the routing key “${key}”`].filter(Boolean);
+  confirm(`${verb} pending dead letters of ${stream}?`,
+    `All ${selected.join(" and ") || "that are pending"}, also those on other pages, and at most 1,000 at once. ${RESULTS[name]}`, verb,
+    () => changeLetters(name, { stream, error: error || null, key: key || null }));
+}
+
+async function changeLetters(name, body) {
+  const { done } = await send(`dead-letters/${name}`, body);
+  await loadLetters();
+  say("letters-said", done);
+}
+
+byId("letters-filter").addEventListener("submit", (event) => {
+  event.preventDefault();
+  for (const name of ["status", "error", "key"]) letters[name] = byId(`letters-${name}`).value;
+  letters.older = null;
+  loadLetters();
+});
+byId("letters-older").addEventListener("click", () => { letters.older = letters.next; loadLetters(); });
+byId("letters-newest").addEventListener("click", () => { letters.older = null; loadLetters(); });
+for (const name of ["replay", "discard"]) byId(`letters-${name}`).addEventListener("click", () => confirmAllLetters(name));
 
 // ---------------------------------------------------------------- changes
 

@@ -38,6 +38,19 @@ def viewed(client: rg.Client, **options: object) -> Iterator[TestClient]:
         yield browser
 
 
+def set_aside(client: rg.Client, stream: str, count: int, *, error: str = "", data: bytes = b"order") -> None:
+    """Dead letters of the first event of the stream, as a pool writes them. Every second one has another error."""
+    if not client.streams.exists(stream):
+        client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
+    (first, *_) = (each for each in client.batch.segment_ranges(STREAM) if each.end > each.start)
+    event = next(iter(client.batch.read(first)))
+    with client.writer(stream, serializer=rg.PydanticSerializer(rg.DeadLetter)) as writer:
+        for number in range(count):
+            why = error or ("ValueError: odd" if number % 2 else "KeyError: 'even'")
+            letter = rg.DeadLetter(data=data, pointer=event.pointer, error=why, attempts=3)
+            writer.write(letter, f"customer-{number}", {"trace": b"t"})
+
+
 def bearer(token: str = TOKEN) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 

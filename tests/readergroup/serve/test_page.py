@@ -17,13 +17,14 @@ from urllib.request import urlopen
 import pytest
 
 import readergroup as rg
-from tests.readergroup.serve.serving import GROUP, STREAM, TOKEN, filled, served
+from tests.readergroup.serve.serving import GROUP, STREAM, TOKEN, filled, served, set_aside
 from tests.waiting import PATIENCE_SECONDS, until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here: pip install playwright")
 
 #: Where systems have a Chromium of their own. Playwright's own is used otherwise.
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+DEAD = "shop/orders-dead"
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -138,10 +139,15 @@ def test_whatever_a_store_holds_is_shown_as_text(url: str, browser: Any) -> None
             "states": [{"name": EVIL, "bytes": 1}],
             "states_left_out": 0,
             "unreadable": [{"group": EVIL, "error": EVIL}],
+            "dead_letters": [{"stream": EVIL, "pending": 1, "is_partial": False}],
         }
         events = {"overview": {**overview, "error": EVIL}, "group": group, "notice": {"at": 1.0, "text": EVIL}}
         body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events.items())
         shown.page.route("**/events?*", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+        letter = dict.fromkeys(("letter", "key", "stream", "event", "error", "data"), EVIL)
+        letter |= {"at": 1.0, "attempts": 1, "bytes": 1, "is_text": True, "status": "pending", "headers": {EVIL: EVIL}}
+        page = {"stream": EVIL, "older": EVIL, "letters": [letter]}
+        shown.page.route("**/dead-letters?*", lambda route: route.fulfill(json=page))
         shown.page.goto(f"{address}#group={quote(EVIL)}")
         for place in (
             "#groups tbody th",
@@ -154,6 +160,13 @@ def test_whatever_a_store_holds_is_shown_as_text(url: str, browser: Any) -> None
         for place in ("#readers tbody th", "#checkpoints tbody th", "#legend li", "figcaption", "#group-title"):
             shown.sees(place, EVIL)
         shown.page.get_by_role("button", name="Remove").click()
+        shown.sees("#confirm-title", EVIL)
+        shown.page.keyboard.press("Escape")
+        shown.page.locator("#letter-streams").get_by_role("button", name=EVIL).click()
+        shown.page.locator("#letters summary").click()
+        for place in ("#letters-of", "#letters tbody th ~ td", "#letters dt", "#letters dd", "#letters pre"):
+            shown.sees(place, EVIL)
+        shown.page.get_by_role("button", name="Discard the dead letter").click()
         shown.sees("#confirm-title", EVIL)
         assert shown.page.locator("img").count() == 0
         assert shown.errors == []
@@ -205,6 +218,63 @@ def test_logging_in_and_confirming_a_change_work_with_the_keyboard(url: str, bro
         page.get_by_role("button", name="Log out").click()
         page.locator("#token").wait_for()
         assert [error for error in shown.errors if "401" not in error] == []
+
+
+def test_dead_letters_are_listed_replayed_and_discarded_with_the_keyboard(url: str, browser: Any) -> None:
+    with rg.connect(url) as client:
+        set_aside(client, DEAD, 28)
+    with served(url, "--allow-writes") as (address, _), Page(browser) as shown:
+        page, rows = shown.page, shown.page.locator("#letters tbody tr")
+        page.goto(address)
+        opened = page.get_by_role("button", name=DEAD)
+        opened.focus()
+        page.keyboard.press("Enter")
+        assert page.locator("#letters-of").evaluate("element => element === document.activeElement")
+        until(lambda: rows.count() == 25)
+        assert page.locator("#letters-newest").is_disabled()
+        page.get_by_role("button", name="Older").press("Enter")
+        until(lambda: rows.count() == 3)
+        page.get_by_role("button", name="Newest").press("Enter")
+        until(lambda: rows.count() == 25)
+        page.locator("#letters summary").first.press("Enter")
+        shown.sees("#letters pre", "order")
+
+        page.get_by_role("button", name="Discard the dead letter").first.press("Enter")
+        page.get_by_role("dialog", name="Discard the dead letter").wait_for()
+        page.keyboard.press("Escape")
+        with rg.connect(url) as client:
+            assert len(list(client.dead_letters(DEAD).list())) == 28
+        page.get_by_role("button", name="Replay the dead letter").first.press("Enter")
+        page.locator("#confirm-do").press("Enter")
+        shown.sees("#letters-said", "replayed 1 dead letter")
+        page.get_by_label("Text in the error").fill("odd")
+        page.keyboard.press("Enter")
+        until(lambda: 0 < rows.count() < 25)
+        page.get_by_role("button", name="Discard these").press("Enter")
+        shown.sees("#confirm-text", "with “odd” in their error")
+        page.locator("#confirm-do").press("Enter")
+        shown.sees("#letters-said", "discarded 1")
+        with rg.connect(url) as client:
+            left = list(client.dead_letters(DEAD).list())
+        assert {each.letter.error for each in left} == {"KeyError: 'even'"}
+        shown.sees("#letter-streams tbody td", str(len(left)))
+        page.get_by_label("Text in the error").fill("no such error")
+        page.get_by_role("button", name="Show", exact=True).press("Enter")
+        shown.sees("#letters-said", "No dead letter is like this.")
+        assert page.get_by_role("button", name="Replay these").is_disabled()
+        assert shown.errors == []
+
+
+def test_without_the_right_to_write_dead_letters_have_no_buttons(url: str, browser: Any) -> None:
+    with rg.connect(url) as client:
+        set_aside(client, DEAD, 2)
+    with served(url) as (address, _), Page(browser) as shown:
+        shown.page.goto(address)
+        shown.page.get_by_role("button", name=DEAD).click()
+        shown.sees("#letters tbody td", "shop/orders")
+        assert shown.page.get_by_role("button", name="Replay").count() == 0
+        assert shown.page.get_by_role("button", name="Discard").count() == 0
+        assert shown.errors == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
