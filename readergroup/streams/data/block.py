@@ -154,11 +154,10 @@ def encode_chunks(
             columns["k"] = [key]
         if index == 0 and headers:
             columns["h"] = [headers]
-        packed = (b"\x91" + _BIN_32.pack(0xC6, len(part)), part)
         return b"".join(
             parts_of_block(
-                packed,
-                columns,
+                (b"\x91" + _BIN_32.pack(0xC6, len(part)), part),
+                [packed(columns)],
                 int(index == 0),
                 written_at=written_at,
                 writer_id=writer_id,

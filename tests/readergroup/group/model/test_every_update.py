@@ -36,7 +36,7 @@ NAMED_BY: Final[Mapping[str, frozenset[str]]] = {
     "EndStream": frozenset(),
     "RecordWeights": frozenset({"auditor", "random"}),
     "ConfigureGroup": frozenset(),
-    "ConfigureStreams": frozenset({"random"}),
+    "ConfigureStreams": frozenset({"auditor", "random"}),
     "CreateCheckpoint": frozenset({"checkpointing", "random"}),
     "PassCheckpoint": frozenset({"auditor", "checkpointing", "keeping", "random", "sightings"}),
     "FailCheckpoint": frozenset({"checkpointing", "random"}),
