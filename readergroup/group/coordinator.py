@@ -78,7 +78,7 @@ class ReaderCoordinator:
         self._pause = Flag()  # never set
         self._pace = Pace(self._clock)
         self._deaths = DeathWatch(self._clock)
-        self._load = LoadMeter(updater)
+        self._load: LoadMeter | None = None  # while this process measures
         self._follow_at = float("-inf")
         self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
         self._told: Revision | None = None  # the last one that the readers were told of
@@ -259,8 +259,10 @@ class ReaderCoordinator:
         """Record the weights of the segments, if this process is the first by rank."""
         state = self._updater.state
         if state.config.balance != "load" or not state.readers or self._stagger(state.readers):
-            self._load.forget()
+            self._load = None
             return float("inf")
+        if self._load is None:
+            self._load = LoadMeter(self._updater)
         return self._load.step()
 
     def _maintain(self) -> float:

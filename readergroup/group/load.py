@@ -27,15 +27,11 @@ class _Sample(NamedTuple):
 
 
 class LoadMeter:
-    """Measures each segment once per interval, and records the weights that changed."""
+    """Measures each segment once per interval, and from the second time on records the weights that changed."""
 
     def __init__(self, updater: GroupUpdater) -> None:
         self._updater = updater
         self._clock = updater.synchronizer.clock
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew: a record needs two measurements from then on."""
         self._samples: deque[_Sample] = deque(maxlen=_INTERVALS + 1)
         self._due = float("-inf")
         self._begun: _Sample | None = None

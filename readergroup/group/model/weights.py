@@ -82,8 +82,8 @@ def record(
 ) -> list[RecordWeights]:
     """Return the update that records the weights by these rates and lags; an empty list if none has to change.
 
-    It records as much of the change as brings at most `most_moves`, and at least one step of one segment, which moves
-    fewer segments than one reader has. Nothing is recorded while segments move, so that moves do not add up.
+    It records as much of the change as brings at most `most_moves`, and at least one step of one segment. Nothing is
+    recorded while segments move, so that moves do not add up.
     """
     if state.handing_over or balance.plan(state):
         return []
@@ -106,10 +106,12 @@ def inherited(state: ReaderGroupState, epoch: AddEpoch) -> list[RecordWeights]:
     found = {}
     for segment, new in epoch.segments.items():
         load = 0.0
-        for before in (state.segments[predecessor] for predecessor in new.predecessors):
+        predecessors = [state.segments[predecessor] for predecessor in new.predecessors]
+        for before in predecessors:
             shared = min(new.high, before.high) - max(new.low, before.low)
             load += before.load * max(0.0, shared) / (before.high - before.low)
-        if (weight := min(round(log2(max(load, 1.0))), _HEAVIEST)) > 0:
+        weight = min(round(log2(max(load, 1.0))), _HEAVIEST)
+        if weight and any(before.weight for before in predecessors):
             found[segment] = weight
     return [RecordWeights(weights=found)] if found else []
 

@@ -240,9 +240,11 @@ def test_the_segments_of_a_group_without_weights_inherit_none() -> None:
 
 def test_a_merged_segment_is_as_heavy_as_its_predecessors_together() -> None:
     history = a_group(2, 1)
-    history.apply(RecordWeights(weights=as_weights(4, 4)))
     merged = {seg(9): NewSegment(low=0.0, high=1.0, predecessors=(seg(0), seg(1)))}
-    (update,) = weights.inherited(history.state, AddEpoch(stream=STREAM, epoch=1, segments=merged))
+    epoch = AddEpoch(stream=STREAM, epoch=1, segments=merged)
+    assert weights.inherited(history.state, epoch) == []
+    history.apply(RecordWeights(weights=as_weights(4, 4)))
+    (update,) = weights.inherited(history.state, epoch)
     assert update.weights == {seg(9): 5}
 
 
