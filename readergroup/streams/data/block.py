@@ -32,7 +32,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -70,6 +70,9 @@ TRAILER_BYTES: Final = _TRAILER.size
 _CHUNK: Final = struct.Struct(">IIQQ")  # index, count of chunks, bytes of the event, bytes of all chunks
 #: No block is longer: the largest event, encoded, with room for its key and the rest of the block.
 MAX_ENCODED_BYTES: Final = MAX_EVENT_BYTES + 64 * 1024
+
+#: The start of a map that has only the column of keys.
+_ONLY_KEYS: Final = b"\x81\xa1k"
 
 #: What an event, or a header, costs in a block in addition to its bytes, to decide where to cut.
 ELEMENT_BYTES: Final = 5
@@ -230,6 +233,16 @@ def headers_bytes(headers: Headers) -> int:
     return sum(len(name.encode()) + len(value) + ELEMENT_BYTES for name, value in headers.items())
 
 
+class PackedKeys(NamedTuple):
+    """The routing keys of a block: the different ones, or those of all events, skipped ones too."""
+
+    number_of_keys: int
+    #: Strings of msgpack.
+    keys: bytes
+    #: For each event, the number of its key; None if each event has its own.
+    numbers: bytes | None
+
+
 class Block:
     """The events of one block from one of them on, decoded when first used.
 
@@ -305,6 +318,24 @@ class Block:
         if column is None:
             return [None], bytes(len(self))
         return (column[0], column[1][self.skipped :]) if _has_numbers(column) else None
+
+    @property
+    def packed_keys(self) -> PackedKeys | None:
+        """The routing keys as they are stored; None if the block stores something else, too, or no keys.
+
+        The keys are not checked: they need not be as many strings as ``number_of_keys``, one after the other.
+        """
+        packed = bytes(self._buffer[HEADER_BYTES : self._events_start])
+        if not packed.startswith(_ONLY_KEYS):
+            return None
+        events, at = int(self._events_in_block), len(_ONLY_KEYS)
+        prefix = b"\xc4" + events.to_bytes(1) if events < 256 else b"\xc5" + (events & 0xFFFF).to_bytes(2)  # of a bin
+        numbers = len(packed) - events
+        if packed[at] == 0x92 and packed[numbers - len(prefix) : numbers] == prefix:
+            number_of_keys, start = _array_length(packed, at + 1)
+            return PackedKeys(number_of_keys, packed[start : numbers - len(prefix)], packed[numbers + self.skipped :])
+        number_of_keys, start = _array_length(packed, at)
+        return PackedKeys(number_of_keys, packed[start:], None) if number_of_keys == events else None
 
     @cached_property
     def key_hashes(self) -> list[int | None]:
@@ -468,6 +499,13 @@ def join_chunks(chunks: Sequence[EventChunk]) -> Block:
     """Return the event in these chunks, which are all of its chunks in order; else raise `CorruptDataError`."""
     chunks[0].check_complete(chunks)
     return _JoinedBlock(chunks[0], b"".join(each.part for each in chunks))
+
+
+def _array_length(packed: bytes, at: int) -> tuple[int, int]:
+    """Return the length of an array of msgpack of up to 65,535 elements, and where these begin; 0 for anything else."""
+    if packed[at] == 0xDC:
+        return int.from_bytes(packed[at + 1 : at + 3]), at + 3
+    return (packed[at] & 15 if packed[at] & 0xF0 == 0x90 else 0), at + 1
 
 
 def _element_sizes(events: Sequence[bytes]) -> list[int]:

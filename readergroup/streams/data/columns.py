@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
-from typing import Final
+from itertools import accumulate, chain
+from typing import Any, Final
 
 from synchronizer import InvalidArgumentError, UnsupportedError
 from synchronizer.arguments import check_type
 from synchronizer.extras import install_hint
 
 from ..config import SegmentId, number_of, stream_of
-from .block import Block
+from .block import Block, PackedKeys
 from .block_slice import BlockSlice
 
 try:
@@ -35,6 +35,7 @@ _TYPES: Final[Mapping[str, pyarrow.DataType]] = {
     "written_at": pyarrow.timestamp("us", "UTC"),
     "headers": pyarrow.map_(pyarrow.string(), pyarrow.binary()),
 }
+_NOT_ASCII: Final = bytes(range(128, 256))
 #: Blocks of fewer events are converted together.
 _FEW_ROWS: Final = 32
 #: How many bytes msgpack puts before a ``bin``, by the first of them.
@@ -97,13 +98,20 @@ class _Columns:
     def routing_key(self) -> pyarrow.Array:
         if self._rows < _FEW_ROWS * len(self._slices):
             return _text([key for each in self._slices for key in each.block.keys[each.start : each.stop]])
-        names: list[str | None] = []
-        numbers = []
-        for each in self._slices:
-            different, indices = _numbered_keys(each)
-            numbers.append(indices + numpy.int32(len(names)))
-            names += different
-        return _text(names).take(pyarrow.array(numpy.concatenate(numbers)))
+        packed = [each.block.packed_keys for each in self._slices]
+        if (names := _ascii_names(packed)) is not None:
+            numbered = [
+                (keys.number_of_keys, _numbers(each, keys))
+                for each, keys in zip(self._slices, packed, strict=True)
+                if keys is not None
+            ]
+        else:
+            found = list(map(_numbered_keys, self._slices))
+            names = _text([key for keys, _ in found for key in keys])
+            numbered = [(len(keys), numbers) for keys, numbers in found]
+        firsts = accumulate([count for count, _ in numbered], initial=0)
+        indices = [numbers.astype(numpy.int32) + first for (_, numbers), first in zip(numbered, firsts, strict=False)]
+        return names.take(pyarrow.array(numpy.concatenate(indices)))
 
     def written_at(self) -> pyarrow.Array:
         times = numpy.repeat(
@@ -135,13 +143,47 @@ class _Columns:
         return _constant(value, kind).slice(0, self._rows)
 
 
-def _numbered_keys(each: BlockSlice) -> tuple[Sequence[str | None], NDArray[numpy.integer]]:
+def _numbered_keys(each: BlockSlice) -> tuple[Sequence[str | None], NDArray[Any]]:
     """Return routing keys and, for each event, the number of its key."""
     numbered = each.block.numbered_keys
     if numbered is None:
         return each.block.keys[each.start : each.stop], numpy.arange(each.size, dtype=numpy.int32)
     keys, numbers = numbered
     return keys, numpy.frombuffer(numbers, numpy.uint8)[each.start : each.stop]
+
+
+def _numbers(each: BlockSlice, keys: PackedKeys) -> NDArray[Any]:
+    if keys.numbers is None:
+        first = each.block.skipped
+        return numpy.arange(first + each.start, first + each.stop, dtype=numpy.int32)
+    return numpy.frombuffer(keys.numbers, numpy.uint8)[each.start : each.stop]
+
+
+def _ascii_names(blocks: Sequence[PackedKeys | None]) -> pyarrow.StringArray | None:
+    """Return the keys of all blocks, if they are ASCII and have at most 31 bytes each; else None.
+
+    Then the bytes from 128 on are the prefixes of msgpack, and each says where the next one is.
+    """
+    packed = [each for each in blocks if each is not None]
+    if len(packed) < len(blocks):
+        return None
+    joined = b"".join(each.keys for each in packed)
+    data = numpy.frombuffer(joined, numpy.uint8)
+    places = (data >= 128).nonzero()[0]
+    lengths = data[places].astype(numpy.int32) - 0xA0
+    ends = (lengths + 1).cumsum()
+    if (
+        len(places) != sum(each.number_of_keys for each in packed)
+        or not len(places)
+        or lengths.max() > 31
+        or ends[-1] != len(data)
+        or not numpy.array_equal(places, ends - lengths - 1)
+    ):
+        return None
+    bounds = numpy.zeros(len(places) + 1, numpy.int32)
+    lengths.cumsum(out=bounds[1:])
+    buffers = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(joined.translate(None, _NOT_ASCII))]
+    return pyarrow.Array.from_buffers(pyarrow.string(), len(places), buffers)
 
 
 def _text(keys: Sequence[str | None]) -> pyarrow.StringArray:
