@@ -118,6 +118,7 @@ bench: $(VENV)/.installed-dev java
 
 simulate: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --year --seeds $(SEEDS)
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos --schedules $(SCHEDULES) --jobs 2

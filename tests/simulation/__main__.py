@@ -2,6 +2,7 @@
 
 python -m tests.simulation --seeds 2000          many seeds, on all cores
 python -m tests.simulation --seed 71             one seed, with its transcript
+python -m tests.simulation --year --seeds 10000  streams over weeks and years, which nobody looks after
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from .run import Outcome, run
@@ -17,6 +19,7 @@ from .scenario import generate
 from .seeds import Report, run_all
 from .shrink import shrink
 from .sightings import SCHEDULES
+from .year import plan, run_plan, run_plans
 
 #: Failing seeds that are cut down and shown.
 SHOWN = 3
@@ -35,9 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this seed alone and show its transcript")
+    parser.add_argument("--year", action="store_true", help="run weeks and years, not seconds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--no-shrink", action="store_true", help="name failing seeds only")
     options = parser.parse_args(arguments)
+    if options.year:
+        return _years(options)
     if options.seed is not None:
         outcome = run(generate(options.seed), transcript=True)
         show(outcome)
@@ -53,6 +59,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\nseed {seed}, cut down:")
         show(shrink(run(generate(seed))))
     return bool(report.failed)
+
+
+def _years(options: argparse.Namespace) -> int:
+    if options.seed is not None:
+        outcome = run_plan(plan(options.seed), transcript=True)
+        print(*outcome.transcript, outcome.plan, outcome.counts, *outcome.violations, sep="\n")
+        return outcome.failed
+    began = time.monotonic()
+    runs, failed, days = 0, 0, 0.0
+    counts: Counter[str] = Counter()
+    for outcome in run_plans(range(options.first, options.first + options.seeds), options.jobs):
+        runs += 1
+        days += outcome.plan.days
+        counts.update(outcome.counts)
+        if outcome.failed:
+            failed += 1
+            print(f"{outcome.plan}\n  {outcome.violations[0]}", flush=True)
+        if sys.stderr.isatty():
+            print(f"\r{runs} of {options.seeds}, {failed} failed", end="", file=sys.stderr)
+    print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
+    seconds = time.monotonic() - began
+    print(f"{runs:,} seeds, {days / 365:,.1f} years of virtual time in {seconds:,.0f} s: {failed} failed")
+    return bool(failed)
 
 
 def _print(report: Report, seconds: float) -> None:
