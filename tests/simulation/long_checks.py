@@ -29,6 +29,12 @@ LEAST: Final = 0.75
 AGE_EXCESS: Final = 1.125
 #: How much later: the policy is applied once a minute in a shift, and perhaps again by another process.
 LATE_SECONDS: Final = 600.0
+#: So many truncations may fail to forget a segment before one has to.
+CHANCES: Final = 6
+#: How long a retired segment is kept at least.
+DAY_SECONDS: Final = 24 * 3600.0
+#: The time of day when a simulation begins.
+EPOCH: Final = 1_600_000_000.0
 #: What grew to this many times between the second and the last quarter of a run grows without end.
 GROWTH: Final = 1.6
 
@@ -72,6 +78,7 @@ class RetentionAudit:
         self._world = world
         self._ends: dict[str, list[tuple[int, float]]] = defaultdict(list)  # where each append ended, and when
         self._largest = 0
+        self._truncated_at: list[float] = []
 
     def note(self, done: Done) -> None:
         if done.verb == "append" and done.data and done.segment.startswith("data/"):
@@ -97,6 +104,7 @@ class RetentionAudit:
         if before is None or after is None or not any(isinstance(each, TruncateStream) for each in transition.updates):
             return
         self.deletions += 1
+        self._truncated_at.append(self._world.simulation.now)
         kept = self.size(after, after.head)
         too_much = self.policy.max_bytes is not None and kept >= LEAST * self.policy.max_bytes - 2 * self._largest
         for segment, event in self._deleted(auditor, before, after):
@@ -149,6 +157,7 @@ class RetentionAudit:
         size = self.size(state, state.head)
         if self.policy.max_bytes is not None and size > EXCESS * self.policy.max_bytes:
             auditor.broken("R1", f"the stream has {size} bytes, its policy allows {self.policy.max_bytes}")
+        self._check_forgotten(auditor, state)
         if self.policy.max_age is None:
             return
         for number in state.reachable(state.head):
@@ -157,6 +166,15 @@ class RetentionAudit:
             age = self._world.simulation.now - left[0] if left else 0.0
             if age > AGE_EXCESS * self.policy.max_age.total_seconds() + self.pause + LATE_SECONDS:
                 auditor.broken("R1", f"{segment} has events that are {age:.0f} s old")
+
+    def _check_forgotten(self, auditor: GroupAuditor, state: StreamState) -> None:
+        """A segment that is retired for a day is forgotten by one of the next truncations (R2)."""
+        for number, each in state.segments.items():
+            if each.retired_at is None:
+                continue
+            due = each.retired_at - EPOCH + DAY_SECONDS + CLOCKS_SECONDS
+            if sum(at > due for at in self._truncated_at) > CHANCES:
+                auditor.broken("R2", f"segment {number} was to be forgotten at {due:.0f} s")
 
 
 class Growth:

@@ -38,7 +38,6 @@ from readergroup.streams.retention import decision as retention
 from readergroup.streams.scaling import decision as scaling
 from readergroup.streams.state import AnnounceScale
 from readergroup.streams.transactions.merging import Merge
-from readergroup.streams.writing import event_numbers
 from readergroup.streams.writing.appending import BatchAppender
 from synchronizer.compare_and_set import Cell
 from synchronizer.liveness import lease
@@ -525,17 +524,9 @@ LONG_MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "forgotten segments",
         "Segments that were retired stay in the metadata.",
-        0,
+        1,
         frozenset({"R2"}),
         (Words(DataSegments, "_delete_retired", "if not old:", "if True:"),),
-        long=True,
-    ),
-    Mutation(
-        "numbers of killed writers",
-        "A writer that was killed leaves an attribute for ever.",
-        0,
-        frozenset({"R2"}),
-        (Constant(event_numbers, "WRITER_RETENTION_SECONDS", 1e9),),
         long=True,
     ),
 )
