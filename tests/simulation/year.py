@@ -47,7 +47,9 @@ TROUBLED: Final = 0.1
 #: Logs are compacted when they have some hundred kilobytes.
 SLACK: Final = {
     "segments": 15,
-    "bytes of attributes": 6_000,
+    "attributes": 150,  # one writer of 32 removes those of killed ones
+    "used-up names": 40,
+    "bytes of attributes": 10_000,
     "bytes beside the events": 1 << 20,
     "held in memory": 2_000,
 }
