@@ -32,6 +32,7 @@ from .letters import Cursor, page_of
 from .metrics import CONTENT_TYPE, Exposition
 from .sample import GroupSample, Sample
 from .sampler import Sampler
+from .states import MAX_UPDATES, UPDATES, state_document
 from .streaming import EventStream, Live
 from .watching import TooManyError, Watches
 
@@ -98,6 +99,7 @@ class WebView:
                 Route("/groups/{group}", self._group),
                 Route("/groups/{group}/desired-readers", self._desired_readers),
                 Route("/groups/{group}/{change}", self._change, methods=["POST"]),
+                Route("/states", self._state),
                 Route("/dead-letters", self._dead_letters),
                 Route("/dead-letters/{change}", self._change_letters, methods=["POST"]),
             ],
@@ -256,7 +258,7 @@ class WebView:
         self._watches.note(group, f"changed here: {done}")
         return _document({"done": done})
 
-    # ------------------------------------------------------------------ dead letters
+    # ------------------------------------------------------------------ dead letters and shared states
 
     async def _dead_letters(self, request: Request) -> Response:
         """Return a page of the dead letters in a stream."""
@@ -275,6 +277,18 @@ class WebView:
                 key=given.get("key"),
                 older=None if older is None else Cursor.parse(older),
             )
+        )
+
+    async def _state(self, request: Request) -> Response:
+        """Return a shared state with its last updates."""
+        given = _only(request, "name", "limit", "known")
+        limit = given.get("limit", str(UPDATES))
+        if "name" not in given:
+            raise InvalidArgumentError("the parameter 'name' is missing")
+        if not (limit.isascii() and limit.isdigit()) or len(limit) > 3 or not 1 <= int(limit) <= MAX_UPDATES:
+            raise InvalidArgumentError(f"'limit' must be a number from 1 to {MAX_UPDATES}", limit=limit)
+        return await self._in_thread(
+            partial(state_document, self._client, given["name"], int(limit), given.get("known"))
         )
 
     async def _change_letters(self, request: Request) -> Response:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from ..group.lag import GroupLag
 from ..group.model.segment_state import SegmentState
 from ..group.model.state import ReaderGroupState
+from ..states.kinds import is_name
 from ..streams.config import SegmentId, stream_of
 from .history import GroupHistory
 from .sample import GroupSample, Sample
@@ -35,7 +36,7 @@ def overview(sample: Sample) -> Document:
         "groups": [group_summary(each) for each in groups[:MAX_GROUPS]],
         "groups_left_out": max(0, len(groups) - MAX_GROUPS),
         "unreadable": [{"group": name, "error": error} for name, error in list(sample.unreadable.items())[:MAX_ROWS]],
-        "states": [{"name": name, "bytes": size} for name, size in sample.states.items()],
+        "states": [{"name": name, "bytes": size, "has_updates": is_name(name)} for name, size in sample.states.items()],
         "states_left_out": sample.states_left_out,
         "dead_letters": [
             {"stream": stream, "pending": found.pending, "is_partial": found.is_partial}

@@ -197,8 +197,12 @@ function showOverview(found) {
   unreadable.replaceChildren(...found.unreadable.map((each) => element("li", {}, `${each.group} cannot be read: ${each.error}`)));
   showLetterStreams(found.dead_letters);
   byId("states-section").hidden = found.states.length === 0;
-  fill("states", found.states, (each) => each.name, () => rowOf("number"),
-    (row, each) => cells(row, each.name, size(each.bytes)));
+  fill("states", found.states, (each) => each.name, (each) => {
+    const row = rowOf("number");
+    row.cells[0].append(each.has_updates ? button(each.name, () => openState(each.name)) : each.name);
+    return row;
+  }, (row, each) => cells(row, null, size(each.bytes)));
+  if (state !== null) loadState();
   say("states-more", `and ${count(found.states_left_out, "more state")}`, found.states_left_out > 0);
   markChosen();
   if (chosen === null && found.groups.length === 1) location.hash = `#group=${encodeURIComponent(found.groups[0].group)}`;
@@ -461,6 +465,64 @@ byId("letters-filter").addEventListener("submit", (event) => {
 byId("letters-older").addEventListener("click", () => { letters.older = letters.next; loadLetters(); });
 byId("letters-newest").addEventListener("click", () => { letters.older = null; loadLetters(); });
 for (const name of ["replay", "discard"]) byId(`letters-${name}`).addEventListener("click", () => confirmAllLetters(name));
+
+// ---------------------------------------------------------------- shared states
+
+const MAX_UPDATES = 200;
+/** The shared state that is shown, and when this page saw each of its updates: their log has no times. */
+let state = null;
+
+function openState(name) {
+  state = { name, limit: 20, known: null, seen: new Map(), isLoading: false };
+  byId("state-updates").tBodies[0].replaceChildren();
+  byId("state-fields").replaceChildren();
+  for (const id of ["state-failed", "state-since", "state-earlier"]) say(id, "", false);
+  say("state-of", name);
+  byId("state-page").hidden = false;
+  byId("state-of").focus();
+  loadState();
+}
+
+async function loadState() {
+  const asked = state;
+  if (asked.isLoading) return;
+  asked.isLoading = true;
+  const wanted = new URLSearchParams({ name: asked.name, limit: asked.limit });
+  if (asked.known !== null) wanted.set("known", asked.known);
+  try {
+    const found = await ask(`states?${wanted}`);
+    if (asked !== state) return;
+    say("state-failed", "", false);
+    if (!found.is_unchanged) showState(found);
+  } catch (error) {
+    if (asked === state) say("state-failed", error.message);
+  } finally {
+    asked.isLoading = false;
+  }
+}
+
+function showState(found) {
+  const isFirst = state.known === null;
+  state.known = found.known;
+  say("state-of", found.type ? `${found.name}: ${found.type}` : found.name);
+  say("state-since", `This is its last snapshot. Only its application can apply the ${count(found.entries_since, "later change")}.`,
+    found.entries_since > 0);
+  byId("state-fields").replaceChildren(...Object.entries(found.fields).flatMap(
+    ([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+  const now = clock.format(new Date());
+  const seen = new Map(found.updates.map((each) => [each.revision, state.seen.get(each.revision) ?? (isFirst ? "before" : now)]));
+  state.seen = seen;
+  fill("state-updates", found.updates, (each) => each.revision, () => rowOf("", "wide", "", "long"),
+    (row, each) => cells(row, each.revision, seen.get(each.revision), each.writer, each.update, each.fields));
+  byId("state-more").hidden = found.earlier === 0 || state.limit >= MAX_UPDATES;
+  say("state-earlier", `${count(found.earlier, "earlier update")} in the log`, found.earlier > 0);
+}
+
+byId("state-more").addEventListener("click", () => {
+  state.limit = MAX_UPDATES;
+  state.known = null; // all that comes now was there before
+  loadState();
+});
 
 // ---------------------------------------------------------------- changes
 

@@ -136,7 +136,7 @@ def test_whatever_a_store_holds_is_shown_as_text(url: str, browser: Any) -> None
         overview = {
             "groups": [group],
             "groups_left_out": 0,
-            "states": [{"name": EVIL, "bytes": 1}],
+            "states": [{"name": EVIL, "bytes": 1, "has_updates": True}],
             "states_left_out": 0,
             "unreadable": [{"group": EVIL, "error": EVIL}],
             "dead_letters": [{"stream": EVIL, "pending": 1, "is_partial": False}],
@@ -168,6 +168,14 @@ def test_whatever_a_store_holds_is_shown_as_text(url: str, browser: Any) -> None
             shown.sees(place, EVIL)
         shown.page.get_by_role("button", name="Discard the dead letter").click()
         shown.sees("#confirm-title", EVIL)
+        shown.page.keyboard.press("Escape")
+        update = dict.fromkeys(("revision", "writer", "update", "fields"), EVIL)
+        state = {"name": EVIL, "known": "1", "type": EVIL, "fields": {EVIL: EVIL}, "updates": [update]}
+        state |= {"is_unchanged": False, "entries_since": 1, "earlier": 1}
+        shown.page.route("**/states?*", lambda route: route.fulfill(json=state))
+        shown.page.locator("#states").get_by_role("button", name=EVIL).press("Enter")
+        for place in ("#state-of", "#state-fields dt", "#state-fields dd", "#state-updates th", "#state-updates td"):
+            shown.sees(place, EVIL)
         assert shown.page.locator("img").count() == 0
         assert shown.errors == []
 
