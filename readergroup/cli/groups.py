@@ -49,6 +49,7 @@ def list_groups(context: typer.Context, as_json: AsJson = False) -> None:
 @commands.command()
 def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     """Show a group: its config, its readers, and the owner and position of each segment."""
+    from ..group.words import condition
     from ..retries.waiting import summary
 
     with session(context).connect() as client:
@@ -79,7 +80,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
         (
             *(segment, found.owner or "-", f"{positions.get(segment, found.offset):,}"),
             *((f"{found.load:,}",) if are_weighed else ()),
-            _condition(found),
+            condition(found),
         )
         for segment, found in sorted(state.segments.items())
     ]
@@ -246,20 +247,12 @@ def _summary(name: str, state: rg.ReaderGroupState) -> dict[str, object]:
 
 
 def _describe(segment: rg.SegmentId, found: SegmentState) -> dict[str, object]:
+    from ..group.words import condition
+
     return {
         "owner": found.owner,
         "fencing_token": found.token,
         "target": found.target,
         "load": found.load,
-        "is": _condition(found),
+        "is": condition(found),
     }
-
-
-def _condition(found: SegmentState) -> str:
-    if found.completed:
-        return "completed"
-    if found.waiting_for:
-        return f"waiting for {count(found.waiting_for, 'predecessor')}"
-    if found.target is not None:
-        return f"going to {found.target}"
-    return "being read" if found.owner is not None else "unassigned"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..group.lag import GroupLag
-from ..group.model.segment_state import SegmentState
 from ..group.model.state import ReaderGroupState
+from ..group.words import condition
 from ..states.kinds import is_name
 from ..streams.config import SegmentId, stream_of
 from .history import GroupHistory
@@ -111,23 +111,13 @@ def _segment(segment: SegmentId, state: ReaderGroupState, lag: GroupLag, curve: 
         "low": found.low if found else 0.0,
         "high": found.high if found else 0.0,
         "owner": each.owner,
-        "is": _condition(found),
+        "is": condition(found),
         "offset": each.offset,
         "events": each.events,
         "bytes": each.bytes,
         "seconds": round(each.seconds, 3),
         "curve": curve,
     }
-
-
-def _condition(found: SegmentState | None) -> str:
-    if found is None or found.completed:
-        return "completed"
-    if found.waiting_for:
-        return f"waits for {found.waiting_for} predecessor{'s' * (found.waiting_for > 1)}"
-    if found.target is not None:
-        return f"going to {found.target}"
-    return "being read" if found.owner is not None else "unassigned"
 
 
 def _order(segment: SegmentId) -> tuple[str, int]:

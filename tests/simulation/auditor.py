@@ -360,7 +360,8 @@ class Auditor:
         self._check_members(done, after, updates)
         self._check_owners(done, before, updates)
         self._check_plan(before, after, updates)
-        if before is not None and updates and isinstance(updates[0], RecordWeights) and done.process.kind != "weigher":
+        by_itself = before is not None and before.config.balance == "load" and done.process.kind != "weigher"
+        if by_itself and updates and isinstance(updates[0], RecordWeights):
             self._check_weights(before, updates[0], updates[1:])
         for stream, segments in {**{reset.stream: reset.segments for reset in resets}, **starts}.items():
             self._reset(after, stream, segments, transition.revision)
