@@ -82,7 +82,7 @@ class Session:
 
     def close(self) -> None:
         with suppress(Exception):  # it may be broken
-            self._raw.close()
+            self._connection.close()
 
 
 def opener(engine_or_connect: Any) -> Callable[[], Session]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from synchronizer import InvalidArgumentError
 from synchronizer.callables import is_async
+from synchronizer.stores.forking import forks_wait
 
 from .drivers import (
     Dialect,
@@ -93,21 +95,27 @@ async def run(connection: Connection, script: Script[R]) -> R:
 
 
 class DbApiConnection(SqlConnection):
-    """A connection of a driver."""
+    """A connection of a driver.
+
+    A process does not fork while another thread is inside a call to SQLite: a lock of SQLite that this thread holds
+    would be held in the child for ever.
+    """
 
     def __init__(self, native: Any) -> None:
         self.native = native
         self.dialect = dialect_of(native)
         self._style = paramstyle(native)
+        self._in_call = forks_wait if self.dialect == "sqlite" else nullcontext()
 
     def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> Result:
-        cursor = self._cursor()
-        try:
-            cursor.execute(*translated(sql, parameters or {}, self._style))
-            rows = [tuple(row) for row in cursor.fetchall()] if cursor.description else []
-            return Result(rows, cursor.rowcount)
-        finally:
-            cursor.close()
+        with self._in_call:
+            cursor = self._cursor()
+            try:
+                cursor.execute(*translated(sql, parameters or {}, self._style))
+                rows = [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+                return Result(rows, cursor.rowcount)
+            finally:
+                cursor.close()
 
     def _cursor(self) -> Any:
         if driver_of(self.native) == "psycopg":  # whatever its row and cursor factories are
@@ -127,10 +135,16 @@ class DbApiConnection(SqlConnection):
             self.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        self.native.commit()
+        with self._in_call:
+            self.native.commit()
 
     def rollback(self) -> None:
-        self.native.rollback()
+        with self._in_call:
+            self.native.rollback()
+
+    def close(self) -> None:
+        with self._in_call:
+            self.native.close()
 
     @property
     def broken(self) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +305,37 @@ def test_a_forked_child_writes_and_leaves_the_relay_to_its_parent(
         os.waitpid(child, 0)
         until(lambda: data(client) == [b"of the child"], "the child's event")
         assert relay.is_active
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_a_child_can_use_the_database_whatever_the_relay_did_at_the_fork(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
+) -> None:
+    """SQLite has locks of its own. One that a thread of the parent holds at the fork stays held in the child."""
+
+    def write() -> None:
+        with closing(connect_to(kind, place)) as connection:
+            outbox.write(connection, STREAM, b"event", routing_key="ann")
+            connection.commit()
+
+    with outbox.relay() as relay:
+        until(lambda: relay.is_active, "a relay that works")
+        for _ in range(80):
+            write()  # so that the relay is busy
+            if (child := os.fork()) == 0:
+                with suppress(BaseException):
+                    write()
+                os._exit(0)
+            try:
+                until(partial(has_ended, child), "the end of the child")
+            except BaseException:
+                os.kill(child, signal.SIGKILL)
+                raise
+        until(lambda: len(data(client)) == 160, "all events")
+
+
+def has_ended(child: int) -> bool:
+    return os.waitpid(child, os.WNOHANG) != (0, 0)
 
 
 @each_kind
