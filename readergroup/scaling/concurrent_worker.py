@@ -259,7 +259,7 @@ class ConcurrentWorker(Worker[T]):
             self._executor.wake(ready)
 
     def _items(self, batch: EventBatch[T]) -> Iterator[Item[Any]]:
-        is_suspect = bool(self._deaths) and any(each.overlaps(batch) for each in tuple(self._deaths))
+        is_suspect = self._is_suspect(batch)
         order, segment = self._task.order, batch.segment
         if self._task.handle is None and not is_suspect:
             key = segment if order == "segment" else None

@@ -2,7 +2,8 @@
 
 The worker writes the batch that it begins into memory shared with its parent, which survives a kill. Only after a
 worker has died over a batch does the next worker write down each of its events. So events cost nothing as long as no
-worker dies, and from the second death on the parent knows which event it was.
+worker dies, and from the second death on the parent knows which event it was. The parent counts in the same memory how
+many deaths it has sent, so a worker that gets the segment of a dead one waits until it has received them.
 
 A worker that handles many events at once has a slot for each. After a death, the next worker handles these events while
 it handles nothing else.
@@ -66,6 +67,8 @@ class SharedHand:
         self._slots = slots
         self._numbers = _spawn.RawArray(ctypes.c_longlong, [_NOTHING, 0, 0] * slots)
         self._names = _spawn.RawArray(ctypes.c_char, _NAMES_BYTES * slots)
+        #: How many deaths the parent has sent to this child. Written by the parent alone.
+        self.deaths_sent = _spawn.RawValue(ctypes.c_longlong, 0)
 
     # ------------------------------------------------------------------ in the child
 

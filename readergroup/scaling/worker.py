@@ -91,6 +91,8 @@ class Worker(Generic[T]):
         self._logger = LogAbout(_logger, group=task.group.name, reader=reader_id)
         self._hand = hand
         self._deaths: dict[InHand, int] = {}
+        #: Returns when `note_deaths` was called for all deaths so far. None: there is no parent process.
+        self.receive_deaths: Callable[[], None] | None = None
         self._clock = task.client.clock
         self._counters = task.client.streams.counters.groups[task.group.name]
         self._stopping = Flag()
@@ -261,6 +263,12 @@ class Worker(Generic[T]):
     def _begin(self, hand: Hand, batch: EventBatch[T]) -> bool:
         """Record that the batch begins; return whether a worker died over its events."""
         hand.take(batch)
+        return self._is_suspect(batch)
+
+    def _is_suspect(self, batch: EventBatch[T]) -> bool:
+        """Whether a worker died over events of the batch."""
+        if self.receive_deaths is not None:
+            self.receive_deaths()
         return bool(self._deaths) and any(each.overlaps(batch) for each in tuple(self._deaths))
 
     def _deaths_over(self, event: Event[T]) -> int:

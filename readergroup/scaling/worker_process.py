@@ -33,6 +33,8 @@ from .worker import Task, Worker
 ORPHAN_SECONDS: Final = 10.0
 #: How long an aborted worker may take to leave its group before it is killed.
 LEAVE_SECONDS: Final = 1.0
+#: How long a worker waits for a message that its parent has sent.
+_MESSAGE_SECONDS: Final = 10.0
 
 # Spawn: a fork would copy the locks of other threads and of open stores in the state that they are in.
 _spawn = multiprocessing.get_context("spawn")
@@ -154,7 +156,8 @@ class ProcessWorker:
         return self._hand.reached
 
     def tell(self, deaths: Deaths) -> None:
-        """Send the worker these deaths."""
+        """Send the worker these deaths. It begins no batch that it reads later before it knows of them."""
+        self._hand.deaths_sent.value += 1
         self._send(deaths)
 
     def stop(self) -> None:
@@ -196,7 +199,7 @@ class ProcessWorker:
 
 def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedHand, deaths: Sequence[Deaths]) -> None:
     """Run a worker process from start to end."""
-    parent = _Parent(pipe)
+    parent = _Parent(pipe, hand)
     signal.signal(signal.SIGINT, lambda number, frame: None)  # a Ctrl-C goes to all; the parent says what to do
     signal.signal(signal.SIGTERM, parent.on_terminate)
     BackgroundThread(parent.listen, name="parent").start()
@@ -204,6 +207,7 @@ def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedH
         unpickled: Task[Any] = pickle.loads(task)
         with unpickled.client:
             worker = new_worker(unpickled, reader_id, hand)
+            worker.receive_deaths = parent.receive_deaths
             for each in deaths:
                 worker.note_deaths(*each)
             parent.work_for(worker)
@@ -217,13 +221,16 @@ def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedH
 class _Parent:
     """The parent process as its worker sees it."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, hand: SharedHand) -> None:
         self.done = Flag()
         self._pipe = pipe
+        self._hand = hand
         self._ending = False
         self._stopped = False
         self._worker: Worker[Any] | None = None
         self._deaths: list[Deaths] = []  # all so far; some may arrive before there is a worker
+        self._deaths_noted = 0
+        self._noted = Flag()  # set at each death noted
 
     def work_for(self, worker: Worker[Any]) -> None:
         """Pass the parent's messages on to the worker, earlier ones too."""
@@ -236,6 +243,17 @@ class _Parent:
     def tell(self, message: Ready | Failure) -> None:
         with contextlib.suppress(OSError):  # the parent is gone
             self._pipe.send(message)
+
+    def receive_deaths(self) -> None:
+        """Wait until the worker knows of every death that the parent has sent so far.
+
+        The parent sends a death before it releases the segments of the dead worker.
+        """
+        sent = self._hand.deaths_sent.value
+        while self._deaths_noted < sent:
+            self._noted.clear()
+            if self._deaths_noted < sent and not self._noted.wait(_MESSAGE_SECONDS):
+                return  # the parent died before it could send it
 
     def listen(self) -> None:
         """Obey the parent until it is gone, then end this process. Runs in a thread."""
@@ -265,6 +283,8 @@ class _Parent:
         self._deaths.append(deaths)  # first, because `work_for` may be running
         if self._worker is not None:
             self._worker.note_deaths(*deaths)
+        self._deaths_noted += 1
+        self._noted.set()
 
     def _request_stop(self) -> None:
         self._stopped = True

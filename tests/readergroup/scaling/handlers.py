@@ -6,13 +6,16 @@ import hashlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 
 from readergroup import Client, DeadLetter, Event, EventBatch, PydanticSerializer
+from readergroup.scaling.worker_process import Deaths, _Parent
 from tests.waiting import until
 
 
@@ -193,6 +196,21 @@ class DieAlwaysAt:
     def batch(self, batch: EventBatch[bytes]) -> None:
         for event in batch:
             self(event)
+
+
+@dataclass(frozen=True)
+class DieAlwaysAtAndHearLate(DieAlwaysAt):
+    """Also, its process receives from its parent late which events others died over."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        note = _Parent._note
+
+        def late(parent: _Parent, deaths: Deaths) -> None:
+            time.sleep(0.5)
+            note(parent, deaths)
+
+        _Parent._note = late  # type: ignore[method-assign]
 
 
 def write(client: Client, stream: str, texts: Sequence[str], *, keys: int = 7) -> None:

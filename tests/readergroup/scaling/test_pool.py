@@ -22,6 +22,7 @@ from tests.clean_processes import CLEAN
 from tests.readergroup.scaling.handlers import (
     Diary,
     DieAlwaysAt,
+    DieAlwaysAtAndHearLate,
     DieAt,
     FailAt,
     Fault,
@@ -306,6 +307,17 @@ def test_an_event_that_kills_its_workers_is_set_aside_and_the_others_go_on(
     (event,) = dead_letters(client, DEAD)
     assert (event.data.data, event.data.attempts) == (b"e00100", 3)
     assert "worker processes died" in event.data.error
+
+
+def test_a_worker_gets_the_events_of_a_dead_one_only_when_it_knows_of_the_death(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.streams.create(DEAD)
+    write(client, STREAM, texts(300))
+    client.streams.seal(STREAM)
+    handler = DieAlwaysAtAndHearLate(diary, ("e00100",))
+    group.pool(handler, readers=2, workers="process", retry=fast(3, DEAD)).run()
+    assert sum("died while it handled" in record.message for record in caplog.records) == 3
 
 
 def test_an_event_that_kills_its_workers_stops_a_pool_without_dead_letters(client: rg.Client, diary: Diary) -> None:
