@@ -140,7 +140,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "fencing check",
         "What a reader says of a segment counts, whoever owns that by now and under whichever token.",
-        14,
+        29,
         frozenset({"S1"}),
         (
             Words(updater, "_is_current", " and found.owner == reader and found.token == reached.token", ""),
@@ -199,7 +199,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "self-stop of a reader",
         "A reader hands out events until it hears that it was removed, however long it has not renewed its lease.",
-        17,
+        41,
         frozenset({"S1"}),
         (
             Words(
@@ -290,7 +290,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "contact of observers",
         "A process that could not reach the store itself judges others by how long it has not heard of them.",
-        2,
+        213,
         frozenset({"L1"}),
         (Constant(lease, "CONTACT", float("inf")),),
     ),
@@ -307,7 +307,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "positions of checkpoints are recorded once",
         "Where a segment is given up is its position in every checkpoint that is under way, passed or not.",
-        30,
+        16,
         frozenset({"S6"}),
         (
             Words(updates, "_record", "state.checkpoints_ahead_of(found.owner)", "state.outstanding_checkpoints"),
@@ -324,7 +324,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "barrier of checkpoints",
         "A reader goes on with what it was given since a checkpoint, and passes that when it looks again.",
-        52,
+        47,
         frozenset({"S6"}),
         (
             Words(
@@ -360,7 +360,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "progress of merges",
         "What a transaction brings to a segment is appended without comparing how far the merge has come there.",
-        18,
+        62,
         frozenset({"S3"}),
         (
             Words(
@@ -395,7 +395,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "checksum of the predecessor",
         "An entry is applied whatever it was written behind.",
-        120,
+        233,
         frozenset({"S4"}),
         (Words(entries, "_decode_entry", "if named != previous:", "if False:"),),
     ),
