@@ -110,6 +110,17 @@ def _label(store: str) -> str:
     return f"{parts.scheme}-{parts.netloc.rpartition('@')[2]}" if parts.netloc else store
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules whose tests are left out in any case are not imported, which takes longer than many tests.
+
+    Paths that the command line names are collected all the same.
+    """
+    is_of_spark = SPARK_TESTS in (collection_path, *collection_path.parents)
+    if config.getoption("--spark"):
+        return None if is_of_spark or collection_path in SPARK_TESTS.parents else True
+    return True if is_of_spark and _is_of_several(config) else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _keep(_is_asked_for, config, items)
