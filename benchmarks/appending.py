@@ -211,7 +211,7 @@ def _postgres(store: Store, url: str, place: Path) -> Iterator[Peer]:
     """A table on the server of the store; where the store has none, on one for this benchmark."""
     with ExitStack() as running:
         if not isinstance(store, PostgresStore):
-            url = running.enter_context(PostgresServer()).url
+            url = running.enter_context(PostgresServer(on_disk=True)).url
         yield Peer("INSERT into PostgreSQL", _on_postgres, url, processes=(1, PROCESSES[-1]))
 
 

@@ -83,7 +83,7 @@ def _sqlite() -> Iterator[Store]:
 
 @contextmanager
 def _postgresql() -> Iterator[Store]:
-    with PostgresServer() as server:
+    with PostgresServer(on_disk=True) as server:
         yield PostgresStore(server)
 
 

