@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import uuid
 import zlib
 from collections import Counter
@@ -33,6 +34,7 @@ from hypothesis import settings
 
 from synchronizer import background_errors
 from tests.servers.fresh import fresh_database, fresh_store
+from tests.servers.in_memory import folder_in_memory
 from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.shared import Server, SharedServers
@@ -55,6 +57,8 @@ ONLY_IF_NAMED = {"nats-cluster"}
 #: Stores that processes share.
 SHARED_STORES = ALL_STORES[1:]
 SPARK_TESTS = Path(__file__).parent / "readergroup" / "spark"
+#: What the files of the tests that run at one time may take in memory.
+ROOM = 2 * 1024**3
 PARAMETERS = {"store_url": ALL_STORES, "shared_store_url": SHARED_STORES}
 
 SHARED_SERVERS = pytest.StashKey[SharedServers]()
@@ -226,7 +230,9 @@ def _store_on(backend: str, server_url: Callable[[str], str], tmp_path: Path) ->
     if backend == "memory":
         yield f"memory://{uuid.uuid4()}"
     elif backend == "sqlite":
-        yield f"sqlite:///{tmp_path}/store.db"
+        place = folder_in_memory(ROOM) or tmp_path
+        with tempfile.TemporaryDirectory(prefix="readergroup-", dir=place, ignore_cleanup_errors=True) as folder:
+            yield f"sqlite:///{folder}/store.db"
     else:
         with fresh_store(server_url(backend) if backend in SERVERS else backend) as url:
             yield url
