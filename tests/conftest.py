@@ -184,6 +184,13 @@ def nothing_unexpected_was_survived(request: pytest.FixtureRequest) -> Iterator[
 
 
 @pytest.fixture
+def sqlite_url(server_url: Callable[[str], str], tmp_path: Path) -> Iterator[str]:
+    """The address of a file that is not there yet, in memory if there is room."""
+    with _store_on("sqlite", server_url, tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
 def postgres_url(server_url: Callable[[str], str]) -> Iterator[str]:
     """An empty store on a server for all tests: none may stop it."""
     with fresh_store(server_url("postgresql")) as url:

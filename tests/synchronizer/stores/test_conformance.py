@@ -37,12 +37,12 @@ class TestSqliteStoreWithoutFileWatches(SegmentStoreConformance):
     """As on systems without inotify, or when its limit is reached: changes are found by polling."""
 
     @pytest.fixture
-    def store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SegmentStore]:
+    def store(self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SegmentStore]:
         def no_watch_left(_: NotifyFile) -> None:
             raise OSError("no watch left")
 
         monkeypatch.setattr(NotifyFile, "watch", no_watch_left)
-        with open_store(f"sqlite:///{tmp_path}/store.db") as store:
+        with open_store(sqlite_url) as store:
             yield store
 
 
