@@ -7,9 +7,9 @@ they passed had committed: these effects, and no others, have to be those of the
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import readergroup as rg
 from readergroup.group.model.checkpoint import CheckpointState
@@ -23,14 +23,10 @@ from .world import Process
 
 #: A reader and its incarnation.
 Life = tuple[str, int]
+#: A segment and the token under which a reader had it.
+Assignment = tuple[SegmentId, int]
 #: Behind the last event.
 END: Final = 1 << 62
-
-
-class Effect(NamedTuple):
-    segment: SegmentId
-    offset: int
-    token: int
 
 
 class Keeping:
@@ -43,8 +39,8 @@ class Keeping:
         self.counts: Counter[str] = Counter()
         self._processes: dict[Life, Process] = {}
         self._state: ReaderGroupState | None = None
-        self._lives: dict[tuple[SegmentId, int], Life] = {}  # who had a segment under a token
-        self._ends: dict[tuple[SegmentId, int], int] = {}  # where an assignment ended
+        self._lives: dict[Assignment, Life] = {}
+        self._ends: dict[Assignment, int] = {}  # where it ended
         self._ranges: dict[SegmentId, tuple[float, float]] = {}
         self._cuts: dict[int, Mapping[SegmentId, int]] = {}  # of all checkpoints that were ever completed
         self._begin_anew({}, 0)
@@ -53,7 +49,8 @@ class Keeping:
         """The group was created, or reset. Nothing of what was processed before counts any more."""
         self._base = base
         self._since = token
-        self._effects: list[Effect] = []
+        self._processed = 0  # effects
+        self._effects: dict[Assignment, list[tuple[int, int]]] = defaultdict(list)  # their numbers and offsets
         self._kept: dict[tuple[Life, int], int] = {}  # by checkpoint: how many effects there were
         self._passed: set[tuple[Life, int]] = set()
         self._lost: set[Life] = set()  # with what they had in memory
@@ -66,7 +63,8 @@ class Keeping:
 
     def processed(self, event: rg.Event[bytes]) -> None:
         if event.fencing_token > self._since:
-            self._effects.append(Effect(event.segment, event.offset, event.fencing_token))
+            self._effects[event.segment, event.fencing_token].append((self._processed, event.offset))
+            self._processed += 1
 
     def kept(self, process: Process, reader: str, name: str) -> None:
         """The application keeps its effects, because a reader of its process is about to pass the checkpoint."""
@@ -75,7 +73,7 @@ class Keeping:
         outstanding = [] if self._state is None else self._state.outstanding_checkpoints
         token = next((each.token for each in outstanding if each.name == name), None)
         if token is not None:  # else it has failed meanwhile
-            self._kept[max(lives, key=lambda life: life[1]), token] = len(self._effects)
+            self._kept[max(lives, key=lambda life: life[1]), token] = self._processed
 
     def entry(self, transition: Transition[ReaderGroupState]) -> None:
         """The group's log has another entry."""
@@ -110,7 +108,7 @@ class Keeping:
     def _note_pass(self, state: ReaderGroupState, update: PassCheckpoint) -> None:
         life = update.reader, state.readers[update.reader].incarnation
         self._passed.add((life, update.checkpoint))
-        self._kept.setdefault((life, update.checkpoint), len(self._effects))  # where the application keeps nothing
+        self._kept.setdefault((life, update.checkpoint), self._processed)  # where the application keeps nothing
 
     def _note_assignments(self, before: ReaderGroupState | None, after: ReaderGroupState) -> None:
         for segment, found in after.segments.items():
@@ -144,25 +142,35 @@ class Keeping:
     def _check(self, checkpoint: CheckpointState) -> None:
         self._check_cover(checkpoint)
         kept: set[tuple[SegmentId, int]] = set()
-        for at, effect in self._counted():
-            is_kept = self._is_kept(at, effect, checkpoint)
-            is_before = not self._is_behind(effect.segment, effect.offset, checkpoint.offsets)
-            if is_kept and not is_before:
-                self._broken("S6", f"{effect} is kept at {checkpoint.name} and lies behind its cut")
-            elif is_before and not is_kept:
-                self._broken("S6", f"{effect} lies before the cut of {checkpoint.name} and was handled after it")
-            elif is_kept:
-                kept.add((effect.segment, effect.offset))
-                self._check_not_lost(effect, checkpoint)
-        missing = [event for event in self._events_before(checkpoint) if event not in kept]
+        cuts = {segment: self._place(segment, checkpoint.offsets) for segment in self._ranges}
+        for (segment, token), effects in self._effects.items():
+            life, cut = self._lives[segment, token], cuts[segment]
+            kept_before = self._kept_before(life, checkpoint)
+            end = self._ends.get((segment, token), END)  # what lies behind was lost with its reader
+            counted = [(number < kept_before, offset < cut, offset) for number, offset in effects if offset < end]
+            for is_kept, is_before, offset in counted:
+                if is_kept and not is_before:
+                    self._broken("S6", f"{segment}@{offset} is kept at {checkpoint.name} and lies behind its cut")
+                elif is_before and not is_kept:
+                    self._broken("S6", f"{segment}@{offset} is before the cut of {checkpoint.name}, handled after it")
+            of_these = [offset for is_kept, is_before, offset in counted if is_kept and is_before]
+            kept.update((segment, offset) for offset in of_these)
+            if of_these:
+                self._check_not_lost(life, checkpoint)
+        missing = [event for event in self._events_before(cuts) if event not in kept]
         if missing:
             self._broken("S6", f"{missing[0]} lies before the cut of {checkpoint.name}, and nobody kept it")
 
-    def _check_not_lost(self, effect: Effect, checkpoint: CheckpointState) -> None:
+    def _kept_before(self, life: Life, checkpoint: CheckpointState) -> int:
+        """The number before which its effects are kept: of a reader that left without passing all that it committed."""
+        if life[1] > checkpoint.token:
+            return 0
+        return self._kept[life, checkpoint.token] if (life, checkpoint.token) in self._passed else END
+
+    def _check_not_lost(self, life: Life, checkpoint: CheckpointState) -> None:
         """What a reader had and never kept is named, unless it left by itself."""
-        life = self._lives[effect.segment, effect.token]
         if not checkpoint.lost and life in self._lost and (life, checkpoint.token) not in self._passed:
-            self._broken("S6", f"{effect} was lost with {life}, and {checkpoint.name} counts nobody who was")
+            self._broken("S6", f"effects were lost with {life}, and {checkpoint.name} counts nobody who was")
 
     def _check_cover(self, checkpoint: CheckpointState) -> None:
         for stream in {stream_of(segment) for segment in checkpoint.offsets}:
@@ -178,41 +186,26 @@ class Keeping:
         if not any({s: cut[s] for s in cut if stream_of(s) == update.stream} == start for cut in self._cuts.values()):
             self._broken("S6", f"{update.stream} is reset to {start}, which is no checkpoint")
 
-    def _counted(self) -> Iterator[tuple[int, Effect]]:
-        """The effects that were not lost with their reader: of one that is gone, those that it committed."""
-        for at, effect in enumerate(self._effects):
-            if effect.offset < self._ends.get((effect.segment, effect.token), END):
-                yield at, effect
-
-    def _is_kept(self, at: int, effect: Effect, checkpoint: CheckpointState) -> bool:
-        """Whether the reader kept the effect, or committed it and left without passing."""
-        life = self._lives[effect.segment, effect.token]
-        if life[1] > checkpoint.token:
-            return False
-        return (life, checkpoint.token) not in self._passed or at < self._kept[life, checkpoint.token]
-
-    def _events_before(self, checkpoint: CheckpointState) -> Iterator[tuple[SegmentId, int]]:
+    def _events_before(self, cuts: Mapping[SegmentId, int]) -> Iterator[tuple[SegmentId, int]]:
         """The events from where the group began to the cut."""
         assert self._state is not None
-        for segment in self._ranges:
-            name = data_segment(segment, self._state.streams[stream_of(segment)].incarnation)
-            for offset in self._stored(name):
-                if self._is_behind(segment, offset, self._base) and not self._is_behind(
-                    segment, offset, checkpoint.offsets
-                ):
-                    yield segment, offset
+        for segment, cut in cuts.items():
+            start = self._place(segment, self._base)
+            if start < cut:
+                name = data_segment(segment, self._state.streams[stream_of(segment)].incarnation)
+                yield from ((segment, offset) for offset in self._stored(name) if start <= offset < cut)
 
-    def _is_behind(self, segment: SegmentId, offset: int, cut: Mapping[SegmentId, int]) -> bool:
-        """Whether this place is not before the cut. Segments of later epochs have greater numbers."""
+    def _place(self, segment: SegmentId, cut: Mapping[SegmentId, int]) -> int:
+        """Where the cut is in this segment. It may lie all before or behind it: numbers of later epochs are greater."""
         if segment in cut:
-            return offset >= cut[segment]
+            return cut[segment]
         low, high = self._ranges[segment]
         for other in cut:
             if stream_of(other) == stream_of(segment):
                 other_low, other_high = self._ranges[other]
                 if other_low < high and low < other_high:
-                    return number_of(segment) > number_of(other)
-        return True
+                    return 0 if number_of(segment) > number_of(other) else END
+        return 0
 
 
 def before_this(transition: Transition[ReaderGroupState]) -> int:
