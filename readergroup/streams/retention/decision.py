@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from synchronizer import InvalidArgumentError
 
 from ..config import RetentionPolicy
 from ..state import StreamState
 from .history import PRECISION, History, Sample
+
+#: A limit of size may delete this part of itself too much before the data is read to find a better cut: while a writer
+#: is at full speed, samples are far apart, and the reading would cost more than all the rest.
+_COARSE: Final = 1 / 4
 
 Reason = Literal["max_age", "max_bytes", "consumed"]
 Offsets = Mapping[int, int]
@@ -123,6 +127,6 @@ def gap(policy: RetentionPolicy, history: History, now: float) -> Gap | None:
     if policy.max_bytes is not None:
         target = history.newest.written - policy.max_bytes
         for before, after in pairs:
-            if before.written < target <= after.written and after.written - target > 2 * PRECISION * policy.max_bytes:
+            if before.written < target <= after.written and after.written - target > _COARSE * policy.max_bytes:
                 return Gap(before, after, written=target)
     return None

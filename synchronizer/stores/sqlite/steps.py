@@ -30,6 +30,8 @@ SHRINK_PAGES: Final = 32
 #: A file keeps this many free pages, 16 MiB, or this share of its used pages if that is more.
 _SPARE_PAGES: Final = 1024
 _SPARE_SHARE: Final = 1 / 4
+#: It begins to shrink when it has this many more: what retention deletes, the next writes need again.
+_MORE_THAN_SPARE_PAGES: Final = 512
 
 
 class Garbage(NamedTuple):
@@ -66,6 +68,12 @@ def spare_pages(connection: sqlite3.Connection) -> int:
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     return max(0, int(free) - max(_SPARE_PAGES, int((pages - free) * _SPARE_SHARE)))
+
+
+def pages_to_shrink(connection: sqlite3.Connection) -> int:
+    """Return `spare_pages`, or 0 while these are too few to begin with."""
+    spare = spare_pages(connection)
+    return spare if spare > _MORE_THAN_SPARE_PAGES else 0
 
 
 def shrink(connection: sqlite3.Connection) -> int:

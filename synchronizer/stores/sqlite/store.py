@@ -731,7 +731,7 @@ class _DataVersionWatch:
 
 def _freed(free: Callable[..., Garbage], portion: int, connection: sqlite3.Connection) -> tuple[Garbage, int]:
     """Free a portion; return what is left, and how many pages of the file are spare then."""
-    return free(connection, most=portion), sqlite_steps.spare_pages(connection)
+    return free(connection, most=portion), sqlite_steps.pages_to_shrink(connection)
 
 
 def _configure(connection: sqlite3.Connection, *, synchronous: str = "FULL") -> None:

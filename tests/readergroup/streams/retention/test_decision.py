@@ -121,6 +121,10 @@ def test_gaps_are_where_a_limit_would_miss_by_much() -> None:
     coarse = history((float("-inf"), 0), (100 * DAY, 10_000))
     found = gap(RetentionPolicy(max_bytes=1000), coarse, 100 * DAY)
     assert found is not None and found.written == 9000
+    fast = history((float("-inf"), 0), (100 * DAY, 9_200), (100.01 * DAY, 10_000))
+    assert gap(RetentionPolicy(max_bytes=1000), fast, 100.01 * DAY) is None  # keeps 800
+    fast = history((float("-inf"), 0), (100 * DAY, 9_300), (100.01 * DAY, 10_000))
+    assert gap(RetentionPolicy(max_bytes=1000), fast, 100.01 * DAY) is not None  # would keep 700
     found = gap(RetentionPolicy(max_age=timedelta(days=7)), coarse, 100 * DAY)
     assert found is not None and found.at == 93 * DAY
     assert gap(RetentionPolicy(max_bytes=1000, max_age=timedelta(days=7)), DAILY, 10 * DAY) is None
