@@ -52,6 +52,7 @@ from .connections import Connection, Connections, failure, parse_address, transl
 from .listener import Listener, PollingWatch, acquire_listener, release_listener
 from .moving import Outcome, move
 from .schema import Names
+from .vacuum import Vacuum
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -227,6 +228,7 @@ class PostgresStore(SegmentStore):
         )
         # Separate from the pool: the holder of a lock needs a connection of the pool while it holds it.
         self._lock_connections = Connections(address, places=sys.maxsize, most_idle=_IDLE_LOCK_SESSIONS)
+        self._vacuum = Vacuum(partial(self._with_connection, is_append=False), self._filled, self._clock)
         self._listener: Listener | None = None
         self._waiters = Waiters(self._open_watch, self._changed, self._clock, expect=self._expect)
 
@@ -561,6 +563,8 @@ class PostgresStore(SegmentStore):
                 pass
         except (StoreUnavailableError, StoreFullError):
             _logger.warning("space was not freed; the next truncation of the segment frees it", exc_info=True)
+        else:
+            self._vacuum.run_if_due()
 
     def _names_from(self, prefix: str) -> Iterator[str]:
         last = ""
