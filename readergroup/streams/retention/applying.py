@@ -328,7 +328,7 @@ def _first_needed(state: StreamState, history: History) -> int:
     """Return the index of the last sample that is not behind the head."""
     first = 0
     for index, sample in enumerate(history.samples):
-        if _is_known(state, sample) and not state.precedes(state.cut(sample.offsets), state.head_cut):
+        if _is_known(state, sample) and not state.offsets_precede(sample.offsets, state.head):
             break
         first = index
     return first

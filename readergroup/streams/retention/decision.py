@@ -112,7 +112,7 @@ def _consumed(
 
 def _covers(state: StreamState, cut: Offsets, other: Offsets) -> bool:
     """Return whether ``cut`` is nowhere before ``other``."""
-    return state.precedes(state.cut(other), state.cut(cut))
+    return state.offsets_precede(other, cut)
 
 
 def gap(policy: RetentionPolicy, history: History, now: float) -> Gap | None:
