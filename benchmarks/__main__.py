@@ -15,6 +15,7 @@ from tests.servers.unavailable import ServerUnavailable
 from .aio import aio
 from .appending import append_together
 from .balancing import balance
+from .browse import browse
 from .bulk import bulk
 from .columns import columns
 from .concurrency import concurrency
@@ -72,6 +73,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "wake": wake,
     "outbox": outbox,
     "idle": idle,
+    "browse": browse,
     "start": start,
 }
 #: What is measured on servers unless it is asked for: where the server matters most.

@@ -53,6 +53,7 @@ class GroupHistory:
     _current: dict[SegmentId, Span] = field(default_factory=dict)
     _finished: deque[Span] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
     _curves: dict[SegmentId, deque[int]] = field(default_factory=dict)
+    _points: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def see(self, state: ReaderGroupState, revision: Revision, at: float) -> None:
@@ -71,6 +72,7 @@ class GroupHistory:
         if len(lag.segments) > MAX_DRAWN_SEGMENTS:
             return
         with self._lock:
+            self._points += 1
             known = max(map(len, self._curves.values()), default=0)
             for segment in [each for each in self._curves if each not in lag.segments]:
                 del self._curves[segment]
@@ -84,10 +86,10 @@ class GroupHistory:
         with self._lock:
             return sorted((*self._finished, *self._current.values()), key=lambda each: each.start)
 
-    def curves(self) -> Mapping[SegmentId, Sequence[int]]:
-        """Return the last samples of each segment's events, the oldest first."""
+    def curves(self) -> tuple[int, Mapping[SegmentId, Sequence[int]]]:
+        """Return how many samples there were, and the last ones of each segment's events, the oldest first."""
         with self._lock:
-            return {segment: list(curve) for segment, curve in self._curves.items()}
+            return self._points, {segment: list(curve) for segment, curve in self._curves.items()}
 
     def _count_owners(self, state: ReaderGroupState, *, is_first: bool) -> None:
         tokens = {segment: found.token for segment, found in state.segments.items() if found.owner is not None}

@@ -60,9 +60,13 @@ class Live:
                     sent = sample
                     yield _event("overview", self._overview_of(sample))
                 if watch is not None:
-                    if watch.version != version:
-                        version, document = watch.version, watch.document
-                        yield _event("group", document)
+                    newest = watch.newest
+                    if newest is not None and newest.version != version:
+                        if newest.version == version + 1 and newest.changes is not None:
+                            yield _event("changes", newest.changes)
+                        else:  # the first one, or some were left out
+                            yield _event("group", newest.whole)
+                        version = newest.version
                     for notice in watch.notices(number):
                         number = notice.number
                         yield _event("notice", encode({"at": notice.at, "text": notice.text}))

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Final, NamedTuple
 from weakref import WeakSet
 
@@ -24,7 +25,7 @@ from ..group.model.state import ReaderGroupState
 from ..group.updater import GroupUpdater
 from ..group.words import words
 from ..scaling.autoscale import ROLE
-from .documents import encode, group_document
+from .documents import Document, changes, encode, group_document
 from .sample import GroupSample
 from .sampler import BUSY, Sampler
 
@@ -55,13 +56,26 @@ class Notice(NamedTuple):
     text: str
 
 
+class Published:
+    """A document that viewers get: whole, or as what has changed since the one before it."""
+
+    def __init__(self, version: int, document: Document, before: Document | None) -> None:
+        self.version = version
+        self.document = document
+        #: None: there is no document before it.
+        self.changes = None if before is None else encode(changes(before, document))
+
+    @cached_property
+    def whole(self) -> bytes:
+        return encode(self.document)
+
+
 class GroupWatch:
     """Follows one group. Threads may share it."""
 
     def __init__(self, sampler: Sampler, name: str) -> None:
         self.name = name
-        #: The newest document, and its number.
-        self.document, self.version = b"", 0
+        self.newest: Published | None = None
         #: Whether the thread has ended: a viewer needs another watch.
         self.ended = False
         self.deleted = False
@@ -182,11 +196,11 @@ class GroupWatch:
                 "lease_seconds": round(silent, 1) if found.lease is not None else None,
                 "expired": found.lease is not None and silent > sample.state.config.reader_timeout_seconds,
             }
-        document = group_document(sample, self._sampler.history(self.name), readers)
+        before = None if self.newest is None else self.newest.document
+        document = group_document(sample, self._sampler.history(self.name), readers, before)
         document["error"] = error
         document["wanted_readers"] = self._wanted_readers
-        self.document = encode(document)
-        self.version += 1
+        self.newest = Published(1 if self.newest is None else self.newest.version + 1, document, before)
         self._ring()
 
     def _look_at_leases(self, state: ReaderGroupState) -> None:

@@ -5,10 +5,15 @@ const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const NOTICES = 200;
 const WINDOWS = [60, 120, 300, 900];
+const CURVE = 120;
+const TURNS = 10;
+const FAR_SECONDS = "10000000";
 
 let session = null;
 let source = null;
 let chosen = null;
+/** The newest document of the chosen group. */
+let known = null;
 const colours = new Map();
 
 // ---------------------------------------------------------------- elements
@@ -37,30 +42,54 @@ function say(id, text, shown = true) {
   found.hidden = !shown;
 }
 
-/** Update the rows of a table in place, so that the focus and the place of a screen reader stay where they are. */
+/**
+ * Update the rows of a table in place, so that the focus and the place of a screen reader stay where they are. Rows far
+ * from what is seen take turns, so that a long table costs little more than what is seen of it.
+ */
 function fill(table, items, keyOf, make, update) {
   const body = byId(table).tBodies[0];
-  const old = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+  const keys = new Set(items.map(keyOf));
+  const old = new Map();
+  for (const row of [...body.rows]) {
+    if (keys.has(row.dataset.key)) old.set(row.dataset.key, row);
+    else { // now, so that the rows behind it need not move
+      nearby.unobserve(row);
+      row.remove();
+    }
+  }
   let before = body.firstElementChild;
-  for (const item of items) {
-    const key = keyOf(item);
-    let row = old.get(key);
-    old.delete(key);
-    if (!row) {
-      row = make(item);
-      row.dataset.key = key;
+  body.turn = ((body.turn ?? 0) + 1) % TURNS;
+  items.forEach((item, index) => {
+    const isNew = !old.has(keyOf(item));
+    const row = isNew ? make(item) : old.get(keyOf(item));
+    if (isNew) {
+      row.dataset.key = keyOf(item);
+      nearby.observe(row);
     }
     if (row === before) before = before.nextElementSibling;
     else body.insertBefore(row, before);
-    update(row, item);
-  }
-  for (const row of old.values()) row.remove();
+    Object.assign(row, { item, show: update });
+    if (isNew || !row.isFar || index % TURNS === body.turn) update(row, item);
+  });
 }
+
+const nearby = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (isIntersecting && target.isFar) target.show(target, target.item);
+    target.isFar = !isIntersecting;
+  }
+}, { rootMargin: "100%" });
 
 function cells(row, ...texts) {
   texts.forEach((text, index) => {
-    if (text !== null && row.cells[index].textContent !== text) row.cells[index].textContent = text;
+    if (text !== null) write(row.cells[index], text);
   });
+}
+
+/** Change the text of an element that holds nothing else. A text that stays costs no layout. */
+function write(found, text) {
+  if (!found.firstChild) found.append(document.createTextNode(text));
+  else if (found.firstChild.data !== text) found.firstChild.data = text;
 }
 
 function rowOf(...classes) {
@@ -148,6 +177,7 @@ function follow() {
   opened.onopen = () => status("live", "live");
   opened.addEventListener("overview", (event) => showOverview(JSON.parse(event.data)));
   opened.addEventListener("group", (event) => showGroup(JSON.parse(event.data)));
+  opened.addEventListener("changes", (event) => showGroup(changed(known, JSON.parse(event.data))));
   opened.addEventListener("notice", (event) => showNotice(JSON.parse(event.data)));
   opened.addEventListener("gone", () => {
     opened.close();
@@ -173,6 +203,7 @@ function forget(name) {
   byId("choose").hidden = name !== null;
   byId("notices").replaceChildren();
   byId("pictures").replaceChildren();
+  pictures.clear();
   for (const table of ["segments", "readers", "checkpoints"]) byId(table).tBodies[0].replaceChildren();
   say("group-error", "", false);
   if (name !== null) byId("group-title").textContent = name;
@@ -220,6 +251,7 @@ function markChosen() {
 
 function showGroup(found) {
   if (found.group !== chosen) return;
+  known = found;
   byId("group").hidden = false;
   const state = found.end_of_data ? "it has read its streams to their end" :
     `${count(found.lag.events, "event")} behind (${size(found.lag.bytes)}, ${one.format(found.lag.seconds)} s)`;
@@ -237,6 +269,33 @@ function showGroup(found) {
     if (session.writes) row.cells[2].append(button("Reset to it", () => confirmReset(each.name, true)));
     return row;
   }, (row, each) => cells(row, each.name, each.is));
+}
+
+const KEYS = { segments: "segment", readers: "reader", checkpoints: "number", spans: "span" };
+
+/** Return the document after the changes that the server has sent. */
+function changed(before, changes) {
+  const after = { ...before, ...changes };
+  for (const [name, key] of Object.entries(KEYS)) {
+    if (!Array.isArray(changes[name])) after[name] = withChanges(before[name], key, changes[name]);
+  }
+  const points = Math.max(0, after.points - before.points);
+  const old = new Map(before.segments.map((row) => [row.segment, row.curve]));
+  for (const row of after.segments) {
+    if (row.curve !== old.get(row.segment)) continue; // the whole curve came
+    if (row.curve.length) row.curve = [...row.curve, ...(row.added ?? Array(points).fill(row.curve.at(-1)))].slice(-CURVE);
+    delete row.added;
+  }
+  return after;
+}
+
+/** Return copies of the rows. Those that stay keep their order, and each new one comes with its index. */
+function withChanges(before, key, { gone = [], changed = [], added = [] } = {}) {
+  const left = new Set(gone);
+  const fields = new Map(changed.map((each) => [each[key], each]));
+  const after = before.filter((row) => !left.has(row[key])).map((row) => ({ ...row, ...fields.get(row[key]) }));
+  for (const [index, row] of added) after.splice(index, 0, row);
+  return after;
 }
 
 function showSegments(found) {
@@ -277,9 +336,11 @@ function curve() {
 
 function bend(found, values) {
   const most = Math.max(1, ...values);
-  const first = 120 - values.length;
-  const points = values.map((value, index) => `${first + index},${(22 - 20 * value / most).toFixed(1)}`);
-  found.firstElementChild.setAttribute("points", points.join(" "));
+  const first = CURVE - values.length;
+  const points = values.map((value, index) => `${first + index},${(22 - 20 * value / most).toFixed(1)}`).join(" ");
+  if (found.dataset.points === points) return;
+  found.dataset.points = points;
+  found.firstElementChild.setAttribute("points", points);
 }
 
 // ---------------------------------------------------------------- the picture
@@ -293,6 +354,9 @@ function colour(owner) {
   return `c${colours.get(owner)}`;
 }
 
+/** The drawings by stream. Rectangles stay; only the window on them moves with the time. */
+const pictures = new Map();
+
 function showPictures(found) {
   const now = found.at;
   const first = Math.min(now, ...found.spans.map((span) => span.start));
@@ -301,37 +365,69 @@ function showPictures(found) {
   const streams = [...new Set(shown.map((span) => span.stream))].sort();
   const owners = [...new Set(shown.map((span) => span.owner).filter((owner) => owner))];
   for (const owner of colours.keys()) if (!owners.includes(owner)) colours.delete(owner);
-  const figures = streams.map((stream) => picture(stream, shown.filter((span) => span.stream === stream), now, width));
+  for (const stream of pictures.keys()) if (!streams.includes(stream)) pictures.delete(stream);
+  const figures = streams.map((stream) => {
+    if (!pictures.has(stream)) pictures.set(stream, picture(stream, now));
+    return draw(pictures.get(stream), shown.filter((span) => span.stream === stream), now, width);
+  });
   if (!figures.length && found.number_of_segments) {
     figures.push(element("p", { class: "empty" }, "There are too many segments for a picture."));
   }
-  byId("pictures").replaceChildren(...figures);
-  const items = owners.map((owner) => legend(`span ${colour(owner)}`, owner));
-  if (shown.some((span) => span.owner === "")) items.push(legend("span idle", "no owner"));
-  if (shown.some((span) => span.owner === null)) items.push(legend("span waiting", "waits for its predecessors"));
-  byId("legend").replaceChildren(...items);
+  const present = [...byId("pictures").children];
+  if (figures.length !== present.length || figures.some((figure, index) => figure !== present[index])) {
+    byId("pictures").replaceChildren(...figures);
+  }
+  const items = owners.map((owner) => [`span ${colour(owner)}`, owner]);
+  if (shown.some((span) => span.owner === "")) items.push(["span idle", "no owner"]);
+  if (shown.some((span) => span.owner === null)) items.push(["span waiting", "waits for its predecessors"]);
+  const meaning = JSON.stringify(items);
+  if (byId("legend").dataset.meaning === meaning) return;
+  byId("legend").dataset.meaning = meaning;
+  byId("legend").replaceChildren(...items.map(([kind, text]) => legend(kind, text)));
 }
 
-function picture(stream, spans, now, width) {
-  const lasting = spans.filter((span) => span.end === null);
-  const made = drawing("svg", {
-    class: "picture", viewBox: "0 0 1000 200", preserveAspectRatio: "none", role: "img",
-    "aria-label": `${stream}: ${count(lasting.length, "segment")} now, the last ${width / 60} minutes. The table below has the same.`,
-  });
-  const x = (at) => 1000 * (1 - Math.min(1, Math.max(0, (now - at) / width)));
-  const waitingLast = [...spans].sort((a, b) => (a.owner === null) - (b.owner === null));
-  for (const span of waitingLast) {
+function picture(stream, origin) {
+  const made = drawing("svg", { class: "picture", preserveAspectRatio: "none", role: "img" });
+  const layers = [drawing("g"), drawing("g")]; // those that wait are on top
+  made.append(...layers);
+  const since = element("span");
+  const axis = element("div", { class: "axis", "aria-hidden": "true" }, since, element("span", {}, "now"));
+  const figure = element("figure", {}, element("figcaption", {}, `${stream}: keys from 0 (bottom) to 1 (top)`), made, axis);
+  return { stream, origin, figure, made, layers, since, rectangles: new Map() };
+}
+
+function draw(drawn, spans, now, width) {
+  const { stream, origin, figure, made, layers, since, rectangles } = drawn;
+  const lasting = spans.filter((span) => span.end === null).length;
+  set(made, "aria-label", `${stream}: ${count(lasting, "segment")} now, the last ${width / 60} minutes. The table below has the same.`);
+  set(made, "viewBox", `${(now - width - origin).toFixed(2)} 0 ${width} 200`);
+  write(since, width === 60 ? "1 minute ago" : `${width / 60} minutes ago`);
+  const old = new Map(rectangles);
+  for (const span of spans) {
+    let rectangle = rectangles.get(span.span);
+    old.delete(span.span);
+    if (!rectangle) {
+      const owner = span.owner === null ? "waits for its predecessors" : span.owner || "no owner";
+      rectangle = drawing("rect", {
+        x: (span.start - origin).toFixed(2), y: (200 * (1 - span.high)).toFixed(2), height: (200 * (span.high - span.low)).toFixed(2),
+      }, `${span.segment}, keys ${span.low} to ${span.high}: ${owner}`);
+      rectangles.set(span.span, rectangle);
+      layers[span.owner === null ? 1 : 0].append(rectangle);
+    }
     const kind = span.owner === null ? "waiting" : span.owner === "" ? "idle" : colour(span.owner);
-    const left = x(span.start);
-    const owner = span.owner === null ? "waits for its predecessors" : span.owner || "no owner";
-    made.append(drawing("rect", {
-      class: `span ${kind}`, x: left.toFixed(1), y: (200 * (1 - span.high)).toFixed(2),
-      width: Math.max(0.5, x(span.end ?? now) - left).toFixed(1), height: (200 * (span.high - span.low)).toFixed(2),
-    }, `${span.segment}, keys ${span.low} to ${span.high}: ${owner}`));
+    set(rectangle, "class", `span ${kind}`);
+    // One that lasts ends far right of what is seen.
+    set(rectangle, "width", span.end === null ? FAR_SECONDS : Math.max(width / 2000, span.end - span.start).toFixed(2));
   }
-  const axis = element("div", { class: "axis", "aria-hidden": "true" },
-    element("span", {}, width === 60 ? "1 minute ago" : `${width / 60} minutes ago`), element("span", {}, "now"));
-  return element("figure", {}, element("figcaption", {}, `${stream}: keys from 0 (bottom) to 1 (top)`), made, axis);
+  for (const [key, rectangle] of old) {
+    rectangles.delete(key);
+    rectangle.remove();
+  }
+  return figure;
+}
+
+function set(found, name, value) {
+  if (found.getAttribute(name) !== value) found.setAttribute(name, value);
 }
 
 function legend(kind, text) {

@@ -70,7 +70,7 @@ def test_the_past_is_bounded_in_time_and_number(monkeypatch: pytest.MonkeyPatch)
             spans = seen.spans()
             assert len(spans) <= history.MAX_SPANS + 4
             assert all(each.end is None or each.end >= at - history.KEPT_SECONDS for each in spans)
-        assert {len(curve) for curve in seen.curves().values()} == {history.CURVE}
+        assert {len(curve) for curve in seen.curves()[1].values()} == {history.CURVE}
         monkeypatch.setattr(history, "MAX_DRAWN_SEGMENTS", 1)
         seen.see(*_changed(group), at)
         assert [each for each in seen.spans() if each.end is None] == []

@@ -19,6 +19,7 @@ from tests.readergroup.serve.serving import GROUP, STREAM, filled
 from tests.waiting import PATIENCE_SECONDS, until
 
 Found = dict[str, Any]
+KEYS = {"segments": "segment", "readers": "reader", "checkpoints": "number", "spans": "span"}
 
 
 class Viewer:
@@ -27,6 +28,8 @@ class Viewer:
     def __init__(self, view: WebView, group: str | None = GROUP) -> None:
         self.status = 0
         self.events: list[tuple[str, Found]] = []
+        #: The names of the events as they came.
+        self.kinds: list[str] = []
         self.reads = asyncio.Event()
         self.reads.set()
         self._leaves = asyncio.Event()
@@ -53,7 +56,11 @@ class Viewer:
         for part in message.get("body", b"").decode().split("\n\n"):
             if part.startswith("event: "):
                 name, _, data = part.removeprefix("event: ").partition("\ndata: ")
-                self.events.append((name, json.loads(data)))
+                found = json.loads(data)
+                self.kinds.append(name)
+                if name == "changes":
+                    name, found = "group", applied(self.newest(), found)
+                self.events.append((name, found))
         self._arrived.set()
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -71,6 +78,25 @@ class Viewer:
     async def leave(self) -> None:
         self._leaves.set()
         await self.task
+
+
+def applied(document: Found, changes: Found) -> Found:
+    """The document after the changes, as the page makes it."""
+    after = document | changes
+    for name, key in KEYS.items():
+        if isinstance(after[name], dict):
+            fields = {row[key]: row for row in after[name]["changed"]}
+            rows = [row | fields.get(row[key], {}) for row in document[name] if row[key] not in after[name]["gone"]]
+            for index, row in after[name]["added"]:
+                rows.insert(index, row)
+            after[name] = rows
+    points = after["points"] - document["points"]
+    curves = {row["segment"]: row["curve"] for row in document["segments"]}
+    for number, row in enumerate(after["segments"]):
+        if row["curve"] and row["curve"] is curves.get(row["segment"]):
+            curve = [*row["curve"], *row.pop("added", [row["curve"][-1]] * points)][-120:]
+            after["segments"][number] = row | {"curve": curve}
+    return after
 
 
 def run(client: rg.Client, test: Callable[[WebView], Awaitable[None]], **options: Any) -> WebView:
@@ -131,6 +157,31 @@ def test_the_lag_moves_without_a_change_of_the_group(store_url: str) -> None:
         await viewer.leave()
 
     with filled(store_url) as client:
+        run(client, test)
+
+
+def test_viewers_get_what_has_changed_and_make_the_same_of_it(store_url: str) -> None:
+    async def test(view: WebView) -> None:
+        viewer = Viewer(view)
+        await viewer.until(viewer.newest)
+        (watch,) = view._watches._watches.values()
+
+        def is_same() -> bool:
+            return watch.newest is not None and viewer.newest() == json.loads(watch.newest.whole)
+
+        with client.writer(STREAM) as writer, group.reader("r1") as reader:
+            for number in range(3):
+                client.streams.scale(STREAM, split=[number])
+                writer.write(b"one more", routing_key=str(number))
+                writer.flush()
+                reader.read_batch(10)
+                await viewer.until(lambda: viewer.newest()["points"] > number)  # noqa: B023
+                await viewer.until(is_same)
+        assert viewer.kinds.count("group") == 1 < viewer.kinds.count("changes")
+        await viewer.leave()
+
+    with filled(store_url) as client:
+        group = client.groups.get(GROUP)
         run(client, test)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from urllib.request import urlopen
 import pytest
 
 import readergroup as rg
+from readergroup.serve.documents import changes
 from tests.readergroup.serve.serving import GROUP, STREAM, TOKEN, filled, served, set_aside
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -222,6 +224,53 @@ def hostile(found: Any) -> Any:
         case dict():
             return {key: EVIL if key == "group" else hostile(each) for key, each in found.items()}
     return found
+
+
+def test_the_page_makes_the_next_document_of_the_changes(url: str, browser: Any) -> None:
+    rng, steps = random.Random(7), []
+    documents = [document_of(rng, 0)]
+    for number in range(1, 200):
+        documents.append(document_of(rng, number, documents[-1]))
+        steps.append(changes(documents[-2], documents[-1]))
+    with served(url) as (address, _), Page(browser) as shown:
+        shown.page.goto(f"{address}#group={GROUP}")
+        made = shown.page.evaluate(
+            "([known, steps]) => steps.map((step) => known = changed(known, step))", [documents[0], steps]
+        )
+        assert made == documents[1:]
+        assert sum(len(json.dumps(step)) for step in steps) < sum(len(json.dumps(each)) for each in documents) / 2
+        assert shown.errors == []
+
+
+def document_of(rng: random.Random, number: int, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A document of a group, or the next one, in which some rows have changed, come or gone."""
+    points = before["points"] + rng.choice((0, 1, 1, 1, 2, 130, -3)) if before else 0
+    document: dict[str, Any] = {
+        "group": GROUP,
+        "at": float(number),
+        "points": points,
+        "error": rng.choice((None, "no")),
+    }
+    for name, key in (("segments", "segment"), ("readers", "reader"), ("checkpoints", "number"), ("spans", "span")):
+        rows = {row[key]: row for row in before[name]} if before else {}
+        kept = {each: row for each, row in rows.items() if rng.random() < 0.95}
+        added = {each: {key: each, "is": rng.random()} for each in rng.choices(range(1000), k=rng.choice((0, 0, 3)))}
+        order = sorted(kept | added) if rng.random() < 0.95 else rng.sample([*(kept | added)], len(kept | added))
+        document[name] = [dict((kept | added)[each]) for each in order]
+        for row in document[name]:
+            if rng.random() < 0.2:
+                row["is"] = rng.random()
+            if name == "segments":
+                last = row["is"] if rng.random() < 0.3 else row.get("curve", [0])[-1:]
+                row["curve"] = curve_of(rng, row.get("curve", [0] * 5), points - (before or document)["points"], last)
+    return document
+
+
+def curve_of(rng: random.Random, before: list[Any], added: int, last: Any) -> list[Any]:
+    if rng.random() < 0.05:
+        return []
+    new = [last] * added if isinstance(last, float) else [*last] * added
+    return [*before, *new][-120:]
 
 
 def test_logging_in_and_confirming_a_change_work_with_the_keyboard(url: str, browser: Any) -> None:
