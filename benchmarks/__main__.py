@@ -32,6 +32,7 @@ from .recipes import bounded, recipes
 from .report import Measured, compared, run_of, show
 from .results import STORED, load, save
 from .retaining import retain
+from .serving import serve
 from .sharing import share
 from .spark import spark
 from .spark_plain import spark_plain
@@ -73,6 +74,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "wake": wake,
     "outbox": outbox,
     "idle": idle,
+    "serve": serve,
     "browse": browse,
     "start": start,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,6 +21,8 @@ from .model.state import ReaderGroupState
 
 #: How much of a segment is read to estimate the age and size of its next events.
 _SAMPLE_BYTES: Final = 128 * 1024
+#: How long a `LagMemory` keeps what it knows of events that wait: no one tells of their truncation.
+_REMEMBERED_SECONDS: Final = 60.0
 #: After how long without a move a segment with events counts as stalled.
 STALLED_SECONDS: Final = 60.0
 
@@ -116,34 +118,102 @@ def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[S
     return offsets
 
 
-def group_lag(state: ReaderGroupState, offsets: Mapping[SegmentId, int], store: SegmentStore, now: float) -> GroupLag:
-    """Return the lag of a group that stands at ``offsets``. ``now`` is the time of day, in seconds since 1970."""
+class LagMemory:
+    """What was measured of each segment. One that has not changed since then is not read again. For one thread."""
+
+    def __init__(self) -> None:
+        self._measured: dict[SegmentId, _Measured] = {}
+
+    def unchanged(
+        self, store: SegmentStore, wanted: Mapping[SegmentId, _Range], now: float
+    ) -> Mapping[SegmentId, _Measured]:
+        """Return what is known of the segments that need not be read. It asks the store once for all of them."""
+        self._measured = {
+            segment: found
+            for segment, found in self._measured.items()
+            if wanted.get(segment) == found.range and (not found.bytes or 0 <= now - found.at < _REMEMBERED_SECONDS)
+        }
+        known = {found.range.name: found.length for found in self._measured.values() if not found.is_final}
+        try:
+            changed = store.wait(known, 0.0) if known else frozenset()
+        except NotFoundError:  # of one of them
+            changed = frozenset(known)
+        return {segment: found for segment, found in self._measured.items() if found.range.name not in changed}
+
+    def remember(self, segment: SegmentId, measured: _Measured) -> None:
+        self._measured[segment] = measured
+
+
+class _Range(NamedTuple):
+    """What is left to read in a data segment: from the group's offset to its end, or as far as it is written."""
+
+    name: str
+    offset: int
+    end: int | None
+
+
+class _Measured(NamedTuple):
+    range: _Range
+    #: Of the whole segment, and whether it stays.
+    length: int
+    is_final: bool
+    offset: int
+    bytes: int
+    events: int
+    #: When the next event was written, in seconds since 1970.
+    written_at: float | None
+    at: float
+
+    def lag(self, owner: str | None, now: float) -> SegmentLag:
+        seconds = 0.0 if self.written_at is None else max(0.0, now - self.written_at)
+        return SegmentLag(owner=owner, offset=self.offset, bytes=self.bytes, events=self.events, seconds=seconds)
+
+
+def group_lag(
+    state: ReaderGroupState,
+    offsets: Mapping[SegmentId, int],
+    store: SegmentStore,
+    now: float,
+    memory: LagMemory | None = None,
+) -> GroupLag:
+    """Return the lag of a group that stands at ``offsets``. ``now`` is the time of day, in seconds since 1970.
+
+    With a ``memory``, a truncation of events that wait shows up to a minute later.
+    """
+    ranges = {
+        segment: _Range(
+            data_segment(segment, state.streams[stream_of(segment)].incarnation), offsets[segment], found.end
+        )
+        for segment, found in sorted(state.segments.items())
+        if not found.completed
+    }
+    known = {} if memory is None else memory.unchanged(store, ranges, now)
     lags = {}
-    for segment, found in sorted(state.segments.items()):
-        if not found.completed:
-            name = data_segment(segment, state.streams[stream_of(segment)].incarnation)
-            lags[segment] = _segment_lag(store, name, found.owner, offsets[segment], found.end, now)
+    for segment, wanted in ranges.items():
+        measured = known.get(segment) or _measured(store, wanted, now)
+        if memory is not None:
+            memory.remember(segment, measured)
+        lags[segment] = measured.lag(state.segments[segment].owner, now)
     return GroupLag(segments=lags)
 
 
-def _segment_lag(
-    store: SegmentStore, name: str, owner: str | None, offset: int, end: int | None, now: float
-) -> SegmentLag:
+def _measured(store: SegmentStore, wanted: _Range, now: float) -> _Measured:
     try:
-        info = store.info(name)
-        offset = max(offset, info.start_offset)
-        end = info.length if end is None else min(end, info.length)
-        blocks = _next_blocks(store, name, offset) if end > offset else []
+        info = store.info(wanted.name)
+        offset = max(wanted.offset, info.start_offset)
+        end = info.length if wanted.end is None else min(wanted.end, info.length)
+        blocks = _next_blocks(store, wanted.name, offset) if end > offset else []
     except NotFoundError:  # the data was truncated, or the stream deleted
-        return SegmentLag(owner=owner, offset=offset, bytes=0, events=0, seconds=0.0)
+        return _Measured(wanted, 0, True, wanted.offset, 0, 0, None, now)
     except TruncatedError as error:  # between the two calls
-        return _segment_lag(store, name, owner, error.start_offset, end, now)
+        found = _measured(store, wanted._replace(offset=error.start_offset), now)
+        return found._replace(range=wanted)
     behind = max(0, end - offset)
     events = sum(bisect_left(block.offsets, end) for block in blocks)
     if blocks and (looked_at := blocks[-1].end_of_events) < end:
         events = max(1, round(events * behind / (looked_at - offset)))
-    seconds = max(0.0, now - blocks[0].written_at / 1_000_000) if blocks else 0.0
-    return SegmentLag(owner=owner, offset=offset, bytes=behind, events=events, seconds=seconds)
+    written_at = blocks[0].written_at / 1_000_000 if blocks else None
+    return _Measured(wanted, info.length, info.sealed, offset, behind, events, written_at, now)
 
 
 def _next_blocks(store: SegmentStore, name: str, offset: int) -> list[Block]:

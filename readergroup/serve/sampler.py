@@ -21,6 +21,7 @@ from ..client import Client
 from ..outbox.outbox import Outbox
 from .history import GroupHistory
 from .letters import LetterStreams
+from .measuring import GroupMeter
 from .sample import GroupSample, Sample
 
 #: How long sampling goes on after the last look. Longer than the usual interval of a scraper.
@@ -74,6 +75,7 @@ class Sampler:
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._histories: dict[str, GroupHistory] = {}
+        self._meters: dict[str, GroupMeter] = {}
         self._news: WeakSet[News] = WeakSet()
         self._keeper = Keeper(
             self._step,
@@ -189,6 +191,8 @@ class Sampler:
         with self._lock:
             for name in [name for name in self._histories if name not in groups]:
                 del self._histories[name]
+        for name in [name for name in self._meters if name not in groups]:
+            del self._meters[name]
         now = self._clock.monotonic()
         sample = Sample(
             groups=groups,
@@ -218,8 +222,10 @@ class Sampler:
 
     def _group(self, name: str) -> GroupSample:
         group = self.client.groups.get(name)
-        lag = group.lag()
-        state, revision = group.synchronizer.snapshot_of_state
+        meter = self._meters.get(name)
+        if meter is None or meter.group is not group:  # deleted and created again
+            meter = self._meters[name] = GroupMeter(self.client, group)
+        state, revision, lag, _ = meter.measure()
         at = self._clock.time()
         history = self.history(name)
         history.see(state, revision, at)

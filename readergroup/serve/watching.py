@@ -20,12 +20,11 @@ from synchronizer.liveness.lease import lease_value
 from synchronizer.threads.flag import Flag
 
 from ..aio.calls import News
-from ..group.coordinator import follow_streams
 from ..group.model.state import ReaderGroupState
-from ..group.updater import GroupUpdater
 from ..group.words import words
 from ..scaling.autoscale import ROLE
 from .documents import Document, changes, encode, group_document
+from .measuring import GroupMeter
 from .sample import GroupSample
 from .sampler import BUSY, Sampler
 
@@ -84,9 +83,8 @@ class GroupWatch:
         self._client = sampler.client
         self._clock = sampler.client.clock
         self._group = self._client.groups.get(name)
-        self._updater = GroupUpdater(self._group.synchronizer, self._client.streams)
+        self._meter = GroupMeter(self._client, self._group)
         self._feed = self._group.synchronizer.transitions()
-        self._followed: Mapping[str, int] = {}
         self._seen_leases: dict[tuple[str, int], tuple[bytes | None, float]] = {}
         self._sample: GroupSample | None = None
         self._wanted_readers: int | None = None
@@ -160,16 +158,16 @@ class GroupWatch:
 
     def _look(self, now: float) -> None:
         is_due = now >= self._lag_at
-        self._followed = follow_streams(self._updater)
         if is_due:
-            lag = self._group.lag()
+            state, revision, lag, leases = self._meter.measure()
             self._look_at_role()
+            self._look_at_leases(state, leases)
         else:
-            self._group.synchronizer.fetch_updates()
+            self._meter.follow()
             if self._sample is None:
                 return
             lag = self._sample.lag
-        state, revision = self._group.synchronizer.snapshot_of_state
+            state, revision = self._group.synchronizer.snapshot_of_state
         if not is_due and self._sample is not None and self._sample.revision == revision:
             return
         at = self._clock.time()
@@ -177,7 +175,6 @@ class GroupWatch:
         history.see(state, revision, at)
         if is_due:
             history.see_lag(lag)
-            self._look_at_leases(state)
             done = self._clock.monotonic()
             self._lag_at = done + max(LOOK_SECONDS, (done - now) * (1 / BUSY - 1))
         for transition in self._feed.drain():
@@ -203,8 +200,7 @@ class GroupWatch:
         self.newest = Published(1 if self.newest is None else self.newest.version + 1, document, before)
         self._ring()
 
-    def _look_at_leases(self, state: ReaderGroupState) -> None:
-        leases = self._updater.leases(state.readers.values())
+    def _look_at_leases(self, state: ReaderGroupState, leases: Mapping[str, bytes]) -> None:
         now = self._clock.monotonic()
         seen = {}
         for reader, found in state.readers.items():
@@ -254,7 +250,7 @@ class GroupWatch:
         pause = min(PAUSE_SECONDS, timeout)
         self._clock.wait(self._pause, pause)
         synchronizer = self._group.synchronizer
-        known = {synchronizer.segment: synchronizer.applied_length, **self._followed}
+        known = {synchronizer.segment: synchronizer.applied_length, **self._meter.followed}
         synchronizer.store.wait(known, min(timeout - pause, LOOK_SECONDS))
 
     def _ring(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 import readergroup as rg
 from readergroup.serve import streaming, watching
 from readergroup.serve.application import WebView, app
+from readergroup.serve.measuring import GroupMeter
 from synchronizer import background_errors, open_store
 from synchronizer.testing import FailingStore
 from tests.readergroup.serve.serving import GROUP, STREAM, filled
@@ -272,7 +273,7 @@ def test_an_unexpected_error_ends_neither_samples_nor_live_views(
         viewer = Viewer(view)
         await viewer.until(viewer.newest)
         with monkeypatch.context() as broken:
-            broken.setattr(rg.ReaderGroup, "lag", lambda group: 1 / 0)
+            broken.setattr(GroupMeter, "measure", lambda meter: 1 / 0)
             failed = background_errors()
             await asyncio.to_thread(until, lambda: len(background_errors()) >= len(failed) + 1)
         client.streams.scale(STREAM, split=[0])
