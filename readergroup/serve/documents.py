@@ -57,6 +57,11 @@ def group_summary(sample: GroupSample) -> Document:
         "at": sample.at,
         "error": sample.error,
         **_totals(sample.state, sample.lag),
+        "retries": {
+            "waiting": sample.retries.events,
+            "is_partial": sample.retries.is_partial,
+            "next_at": sample.retries.next_at,
+        },
     }
 
 
@@ -84,6 +89,7 @@ def group_document(
     return {
         **group_summary(sample),
         "points": points,
+        "is_weighed": state.config.balance == "load" or any(found.weight for found in state.segments.values()),
         "reader_timeout_seconds": state.config.reader_timeout_seconds,
         "segments": [_segment(segment, state, lag, curves.get(segment, [])) for segment in sorted(rows, key=_order)],
         "segments_left_out": len(lag.segments) - len(rows),
@@ -183,6 +189,7 @@ def _segment(segment: SegmentId, state: ReaderGroupState, lag: GroupLag, curve: 
         "events": each.events,
         "bytes": each.bytes,
         "seconds": round(each.seconds, 3),
+        "load": found.load if found else 1,
         "curve": curve,
     }
 

@@ -82,6 +82,7 @@ class StoreMetrics(Collector):
                 "Dead letters of its streams that are neither replayed nor discarded.",
                 self._pending,
             ),
+            ("waiting_retries", "Events that wait for their next attempt.", lambda g: g.retries.events),
             ("kept_checkpoints", "Completed checkpoints in the state of the group.", _checkpoints),
         )
         for name, documentation, value in columns:

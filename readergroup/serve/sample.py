@@ -10,6 +10,7 @@ from synchronizer import Revision
 from ..group.lag import GroupLag
 from ..group.model.state import ReaderGroupState
 from .letters import LetterCount
+from .retries import NOTHING, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class GroupSample:
     lag: GroupLag
     #: When it was read, in seconds since 1970.
     at: float
+    retries: Waiting = NOTHING
     #: Why a later reading failed. The rest is then as old as `at`.
     error: str | None = None
 

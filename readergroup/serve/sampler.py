@@ -22,6 +22,7 @@ from ..outbox.outbox import Outbox
 from .history import GroupHistory
 from .letters import LetterStreams
 from .measuring import GroupMeter
+from .retries import WaitingRetries
 from .sample import GroupSample, Sample
 
 #: How long sampling goes on after the last look. Longer than the usual interval of a scraper.
@@ -32,7 +33,7 @@ BUSY: Final = 0.25
 STALE: Final = 3
 #: How long someone who looks waits for the first sample.
 PATIENCE_SECONDS: Final = 5.0
-#: How often shared states and streams are listed, and how many states.
+#: How often shared states, streams and the delays of retries are listed, and how many states.
 STATES_SECONDS: Final = 30.0
 MAX_STATES: Final = 200
 #: The kinds of shared states: the first part of their names in the store.
@@ -64,6 +65,7 @@ class Sampler:
         self.errors: Counter[str] = Counter()
         self.samples = 0
         self.letters = LetterStreams(client)
+        self.retries = WaitingRetries(client.store)
         #: Called with each sample, in the sampler's thread, before others see it.
         self.prepare: Callable[[Sample], None] = lambda _: None
         self._interval_seconds = interval_seconds
@@ -162,7 +164,11 @@ class Sampler:
         unreadable: dict[str, str] = {}
         states, left_out = before.states, before.states_left_out
         letters = before.letters
+        lists = began >= self._states_at
         try:
+            if lists:
+                self.retries.find()
+            self.retries.count()
             for name in self._names():
                 if self._closed:
                     return
@@ -176,7 +182,7 @@ class Sampler:
                     unreadable[name] = self.count(failed)
                     if name in before.groups:
                         groups[name] = replace(before.groups[name], error=unreadable[name])
-            if began >= self._states_at:
+            if lists:
                 states, left_out = self._list_states()
                 self.letters.find()
                 self._states_at = began + STATES_SECONDS
@@ -230,7 +236,7 @@ class Sampler:
         history = self.history(name)
         history.see(state, revision, at)
         history.see_lag(lag)
-        return GroupSample(name, state, revision, lag, at)
+        return GroupSample(name, state, revision, lag, at, self.retries.of(name))
 
     def _outbox_lag(self) -> tuple[int, float] | None:
         if self._outbox is None:

@@ -180,7 +180,7 @@ class GroupWatch:
         for transition in self._feed.drain():
             for notification in self._notifications(transition):
                 self.note(words(notification))
-        self._sample = GroupSample(self.name, state, revision, lag, at)
+        self._sample = GroupSample(self.name, state, revision, lag, at, self._sampler.retries.of(self.name))
         self._publish(self._sample)
 
     def _publish(self, sample: GroupSample, *, error: str | None = None) -> None:

@@ -256,7 +256,7 @@ function showGroup(found) {
   const state = found.end_of_data ? "it has read its streams to their end" :
     `${count(found.lag.events, "event")} behind (${size(found.lag.bytes)}, ${one.format(found.lag.seconds)} s)`;
   const wanted = found.wanted_readers === null ? "" : `, ${whole.format(found.wanted_readers)} wanted`;
-  say("summary", `reads ${found.streams.join(", ")} with ${count(found.number_of_readers, "reader")}${wanted}; ${state}`);
+  say("summary", `reads ${found.streams.join(", ")} with ${count(found.number_of_readers, "reader")}${wanted}; ${state}${retries(found)}`);
   say("group-error", found.error ? `The store cannot be read; this is what was last seen: ${found.error}` : "",
     Boolean(found.error));
   showPictures(found);
@@ -269,6 +269,12 @@ function showGroup(found) {
     if (session.writes) row.cells[2].append(button("Reset to it", () => confirmReset(each.name, true)));
     return row;
   }, (row, each) => cells(row, each.name, each.is));
+}
+
+function retries({ at, retries: { waiting, is_partial: isPartial, next_at: next } }) {
+  if (!waiting) return "";
+  const events = `${count(waiting, "event")}${isPartial ? " or more" : ""}`;
+  return `; ${events} ${waiting === 1 ? "waits" : "wait"} for a retry, the next in ${whole.format(Math.max(0, Math.round(next - at)))} s`;
 }
 
 const KEYS = { segments: "segment", readers: "reader", checkpoints: "number", spans: "span" };
@@ -299,15 +305,16 @@ function withChanges(before, key, { gone = [], changed = [], added = [] } = {}) 
 }
 
 function showSegments(found) {
+  byId("segments").classList.toggle("weighed", found.is_weighed);
   const next = new Map(found.segments.map((each) => [`${streamOf(each)} ${each.low}`, each]));
   fill("segments", found.segments, (each) => each.segment, () => {
-    const row = rowOf("", "wide", "number", "number wide", "number", "wide", ...(session.writes ? ["change"] : []));
-    row.cells[6].append(curve());
+    const row = rowOf("", "wide", "number", "number wide", "number", "number wide load", "wide", ...(session.writes ? ["change"] : []));
+    row.cells[7].append(curve());
     return row;
   }, (row, each) => {
-    cells(row, each.segment, each.owner ?? "–", each.is, whole.format(each.events), size(each.bytes), one.format(each.seconds));
-    bend(row.cells[6].firstElementChild, each.curve);
-    if (session.writes) offerScaling(row.cells[7], each, next.get(`${streamOf(each)} ${each.high}`));
+    cells(row, each.segment, each.owner ?? "–", each.is, whole.format(each.events), size(each.bytes), one.format(each.seconds), whole.format(each.load));
+    bend(row.cells[7].firstElementChild, each.curve);
+    if (session.writes) offerScaling(row.cells[8], each, next.get(`${streamOf(each)} ${each.high}`));
   });
   say("segments-more", `and ${count(found.segments_left_out, "segment")} that are less behind`, found.segments_left_out > 0);
 }

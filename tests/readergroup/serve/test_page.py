@@ -165,6 +165,9 @@ def test_whatever_a_store_holds_is_shown_as_text(url: str, browser: Any) -> None
             "wanted_readers": None,
             "spans": [{**hostile(each), "owner": EVIL} for each in group["spans"]],
         }
+        group["is_weighed"] = True
+        group["retries"] = {"waiting": 1e300, "is_partial": True, "next_at": -1e300}
+        group["segments"][0] |= {"load": EVIL, "events": 1e300, "bytes": 1e300, "seconds": 1e300}
         group["readers"] = [{"reader": EVIL, "segments": 1, "lease_seconds": 1.0, "expired": False}]
         group["checkpoints"] = [{"number": 1, "name": EVIL, "is": EVIL}]
         overview = {
@@ -191,6 +194,8 @@ def test_whatever_a_store_holds_is_shown_as_text(url: str, browser: Any) -> None
             "#segments tbody td",
         ):
             shown.sees(place, EVIL)
+        shown.sees("#summary", "events or more wait for a retry, the next in 0 s")
+        shown.sees("#segments tbody td.load", "NaN")
         for place in ("#readers tbody th", "#checkpoints tbody th", "#legend li", "figcaption", "#group-title"):
             shown.sees(place, EVIL)
         shown.page.get_by_role("button", name="Remove").click()
