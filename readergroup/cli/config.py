@@ -11,7 +11,7 @@ import typer
 
 from synchronizer import NotFoundError
 
-from .entries import Entries, as_json
+from .entries import Entries, as_json, read
 from .screen import count
 from .session import Failed, session
 from .streams import AsJson, Yes, confirm
@@ -59,53 +59,57 @@ def get_all(context: typer.Context, name: Name, as_object: AsJson = False) -> No
 
 
 @commands.command()
-def get(context: typer.Context, name: Name, key: Key) -> None:
-    """Show the value of a key: text as it is, other values as JSON."""
+def get(context: typer.Context, name: Name, key: Key, as_object: AsJson = False) -> None:
+    """Show the value of a key: text as it is, other values as JSON. With --json, text is JSON too."""
     with _opened(context, name) as entries:
-        print(Entries(entries).get(key))
+        value = Entries(entries).get(key)
+        print(as_json(entries[key]) if as_object else value)
 
 
 @commands.command(context_settings=_WITH_VALUES)
-def put(context: typer.Context, name: Name, key: Key, value: Value) -> None:
+def put(context: typer.Context, name: Name, key: Key, value: Value, as_object: AsJson = False) -> None:
     """Set the value of a key."""
     with _opened(context, name, may_create=True) as entries:
-        print(Entries(entries).put(key, value))
+        _print(Entries(entries).put(key, value), as_object, key=key, value=read(value))
 
 
 @commands.command(context_settings=_WITH_VALUES)
-def put_if_absent(context: typer.Context, name: Name, key: Key, value: Value) -> None:
+def put_if_absent(context: typer.Context, name: Name, key: Key, value: Value, as_object: AsJson = False) -> None:
     """Set the value of a key that has none; fail if it has one."""
     with _opened(context, name, may_create=True) as entries:
-        print(Entries(entries).put_if_absent(key, value))
+        _print(Entries(entries).put_if_absent(key, value), as_object, key=key, value=read(value))
 
 
 @commands.command(context_settings=_WITH_VALUES)
-def replace(context: typer.Context, name: Name, key: Key, value: Value, current: Current = None) -> None:
+def replace(
+    context: typer.Context, name: Name, key: Key, value: Value, current: Current = None, as_object: AsJson = False
+) -> None:
     """Replace the value of a key; fail if it has none, or one that is not CURRENT."""
     with _opened(context, name) as entries:
-        print(Entries(entries).replace(key, value, current))
+        _print(Entries(entries).replace(key, value, current), as_object, key=key, value=read(value))
 
 
 @commands.command(context_settings=_WITH_VALUES)
-def remove(context: typer.Context, name: Name, key: Key, current: Current = None) -> None:
+def remove(context: typer.Context, name: Name, key: Key, current: Current = None, as_object: AsJson = False) -> None:
     """Remove a key; fail if it does not exist, or if its value is not CURRENT."""
     with _opened(context, name) as entries:
-        print(Entries(entries).remove(key, current))
+        _print(Entries(entries).remove(key, current), as_object, key=key, removed=True)
 
 
 @commands.command()
-def clear(context: typer.Context, name: Name, yes: Yes = False) -> None:
+def clear(context: typer.Context, name: Name, yes: Yes = False, as_object: AsJson = False) -> None:
     """Remove all keys."""
     with _opened(context, name) as entries:
         confirm(f"Remove all {count(len(entries), 'key')} of {name}?", yes)
-        print(Entries(entries).clear())
+        _print(Entries(entries).clear(), as_object, removed=True)
 
 
 @commands.command()
-def refresh(context: typer.Context, name: Name) -> None:
+def refresh(context: typer.Context, name: Name, as_object: AsJson = False) -> None:
     """Show the number of keys and the revision of the last change."""
     with _opened(context, name) as entries:
-        print(Entries(entries).refresh())
+        text = Entries(entries).refresh()
+        _print(text, as_object, keys=len(entries), revision=str(entries.synchronizer.revision))
 
 
 @commands.command()
@@ -144,6 +148,10 @@ def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> I
                 raise Failed(f"there is no configuration {name}; create it with 'readergroup config put'") from error
         with ConfigEntries(client.store, name, timeout=client.timeout) as entries:
             yield entries
+
+
+def _print(text: str, as_object: bool, **fields: object) -> None:
+    print(as_json(fields) if as_object else text)
 
 
 def _lines(prompt: str) -> Iterator[str]:

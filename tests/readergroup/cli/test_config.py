@@ -70,6 +70,19 @@ def test_values_are_json_where_they_can_be_and_else_text(typed: str, means: obje
         assert entries.remove("key", shown) == "key removed", "what is shown can be typed"
 
 
+def test_every_command_prints_json_if_it_is_to(shop: Cli) -> None:
+    assert shop.json("config", "get", "shop", "owner") == "Ada"
+    assert shop.json("config", "put", "shop", "opens_at", "-5") == {"key": "opens_at", "value": -5}
+    assert shop.json("config", "put-if-absent", "shop", "closes_at", "x") == {"key": "closes_at", "value": "x"}
+    assert shop.json("config", "replace", "shop", "owner", "Bob", "Ada") == {"key": "owner", "value": "Bob"}
+    assert shop.json("config", "remove", "shop", "owner", "Bob") == {"key": "owner", "removed": True}
+    found = shop.json("config", "refresh", "shop")
+    assert found.keys() == {"keys", "revision"} and found["keys"] == 2
+    assert shop.json("config", "clear", "shop", "--yes") == {"removed": True}
+    assert "there is no key owner" in shop.fails(1, "config", "get", "shop", "owner", "--json")
+    assert shop.ok("config", "put", "shop", "--", "owner", "--json") == "owner = --json\n"
+
+
 def test_values_may_begin_with_a_minus(shop: Cli) -> None:
     assert shop.ok("config", "put", "shop", "opens_at", "-5") == "opens_at = -5\n"
     assert shop.ok("config", "replace", "shop", "opens_at", "--x", "-5") == "opens_at = --x\n"
