@@ -323,7 +323,7 @@ function showReaders(found) {
   byId("readers-empty").hidden = found.readers.length > 0;
   byId("readers").hidden = !found.readers.length;
   fill("readers", found.readers, (each) => each.reader, (each) => {
-    const row = rowOf("number", "number", ...(session.writes ? ["change"] : []));
+    const row = rowOf("number wide", "number", ...(session.writes ? ["change"] : []));
     if (session.writes) row.cells[3].append(button("Remove", () => confirmRemoval(each.reader)));
     return row;
   }, (row, each) => {
