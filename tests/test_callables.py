@@ -19,8 +19,10 @@ import synchronizer.testing
 from notifications import Change, Notification, NotificationSystem, PollingNotifier
 from notifications.background import BackgroundPolling
 from readergroup import (
+    DeadLetter,
     InvalidArgumentError,
     Outbox,
+    PydanticSerializer,
     ReaderScalingPolicy,
     RetryPolicy,
     Revision,
@@ -352,6 +354,17 @@ def _progress_on_spark(ground: Ground, call: Call) -> None:
     copying.copy(None, "sqlite:///never", "test/stream", "test/copy", on_progress=call)
 
 
+def _finish_letters(what: str) -> Use:
+    def use(ground: Ground, call: Call) -> None:
+        (event,) = ground.client.batch.read(*ground.client.batch.segment_ranges("test/stream"))
+        ground.client.streams.create("test/dead")
+        with ground.client.writer("test/dead", serializer=PydanticSerializer(DeadLetter)) as writer:
+            writer.write(DeadLetter(data=event.raw, pointer=event.pointer, error="no", attempts=1))
+        getattr(ground.client.dead_letters("test/dead"), what)(on_progress=call)
+
+    return use
+
+
 def _progress_of_queries(ground: Ground, call: Call) -> None:
     listener = pytest.importorskip("readergroup.spark.listener").ProgressListener(call)
     listener._callback(None)
@@ -375,6 +388,8 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "Client.event_processor(handler)": _processor("handler"),
     "Client.writer(serializer)": _write,
+    "DeadLetters.discard(on_progress)": _finish_letters("discard"),
+    "DeadLetters.replay(on_progress)": _finish_letters("replay"),
     "Outbox.__init__(serializer)": _write_to_outbox,
     "EventProcessor.__init__(batch_handler)": _processor("batch_handler"),
     "InstantClock.run_when_due(run)": lambda ground, call: _listened(InstantClock(), call),

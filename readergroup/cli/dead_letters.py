@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 import readergroup as rg
 
-from .screen import clipped, count, out, print_json, say, table
+from .screen import clipped, count, out, print_json, progress, say, table
 from .session import WrongUsage, check_not_negative, session
 from .streams import AsJson, Name, Yes, confirm
 from .times import TIME_HELP, parse_time
@@ -190,12 +191,26 @@ def _work(
         if pending or names:
             if pending:
                 confirm(f"{what.capitalize()} {count(pending, 'dead letter')} of {stream}?", yes)
-            pending = call(*pointers, **({} if names else filters))
+            with _progress(f"{what} of {stream}", pending) as on_progress:
+                pending = call(*pointers, **({} if names else filters), on_progress=on_progress)
     done = {"replay": "replayed", "discard": "discarded"}[what]
     if as_json:
         print_json({"stream": stream, done: pending})
     else:
         say(f"{stream}: {count(pending, 'dead letter')} {done}")
+
+
+@contextmanager
+def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    shown = 0
+    with progress(title, total) as advance:
+
+        def on_progress(done: int) -> None:
+            nonlocal shown
+            advance(done - shown, f"{done:,} of {total:,}")
+            shown = done
+
+        yield on_progress
 
 
 def _filters(error: str | None, since: str | None, until: str | None, key: str | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from synchronizer import (
     TruncatedError,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.callables import checked
 from synchronizer.spans import Spans, joined
 
 from ..batch.client import BatchClient
@@ -42,6 +43,9 @@ from .statuses import ForgetLetters, LetterStatuses, MarkLetters, Status
 #: The header of a replayed event: the pointer of the event that failed.
 REPLAYED_FROM: Final = "readergroup-replayed-from"
 #: How many letters, and about how many bytes of them, are replayed in one step.
+#: Called with a number of letters.
+OnProgress = Callable[[int], object]
+
 _CHUNK_LETTERS: Final = 500
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 #: The incarnation in pointers to events and dead letters of a queue: a queue cannot be deleted.
@@ -239,6 +243,7 @@ class DeadLetters:
         routing_key: str | None = None,
         limit: int | None = None,
         timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> int:
         """Write the events of pending letters back to the streams that they came from, each once. Return how many.
 
@@ -255,6 +260,7 @@ class DeadLetters:
             routing_key: As `list`.
             limit: As `list`.
             timeout: Seconds to wait for another process that replays or discards. Default: the client's.
+            on_progress: Called with the number of letters done so far, a few hundred at a time.
 
         Returns:
             The number of letters that this call has replayed, or has found replayed by one that died.
@@ -268,7 +274,7 @@ class DeadLetters:
             DeadlineExceededError: Another process replays or discards until the timeout.
         """
         filters = {"error": error, "since": since, "until": until, "routing_key": routing_key, "limit": limit}
-        return self._work("replay", pointers, filters, timeout)
+        return self._work("replay", pointers, filters, timeout, on_progress)
 
     def discard(
         self,
@@ -279,6 +285,7 @@ class DeadLetters:
         routing_key: str | None = None,
         limit: int | None = None,
         timeout: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> int:
         """Mark pending letters as discarded, so that no replay takes them. Return how many. Arguments: as `replay`.
 
@@ -287,7 +294,7 @@ class DeadLetters:
             ReaderGroupError: As `replay`.
         """
         filters = {"error": error, "since": since, "until": until, "routing_key": routing_key, "limit": limit}
-        return self._work("discard", pointers, filters, timeout)
+        return self._work("discard", pointers, filters, timeout, on_progress)
 
     def _work(
         self,
@@ -295,16 +302,23 @@ class DeadLetters:
         pointers: Collection[EventPointer | str],
         filters: Mapping[str, Any],
         timeout: float | None,
+        on_progress: OnProgress | None,
     ) -> int:
         if pointers and any(value is not None for value in filters.values()):
             raise InvalidArgumentError("name letters by their pointers or by filters, not by both")
         named = list(dict.fromkeys(map(self._pointer, pointers)))
         check_duration(timeout, "timeout", or_none=True)
         self.list(**filters)  # refuses what is wrong before anything is opened
-        return self._finish(what, named, filters, timeout)
+        on_progress = (lambda _: None) if on_progress is None else checked(on_progress, "on_progress")
+        return self._finish(what, named, filters, timeout, on_progress)
 
     def _finish(
-        self, what: str, named: Collection[EventPointer], filters: Mapping[str, Any], timeout: float | None
+        self,
+        what: str,
+        named: Collection[EventPointer],
+        filters: Mapping[str, Any],
+        timeout: float | None,
+        on_progress: OnProgress,
     ) -> int:
         with self._lock(f"dead-letters/{self.stream}", timeout=timeout) as held:
             work = _Work(self, self._synchronizer(), held)
@@ -313,6 +327,7 @@ class DeadLetters:
                 for chunk in chunks(found):
                     held.check()
                     work.replay(chunk) if what == "replay" else work.discard(chunk)
+                    on_progress(work.done)
             except LeaseLostError as error:
                 raise LeaseLostError(
                     "another process may replay or discard these dead letters by now; call again", stream=self.stream
@@ -357,7 +372,7 @@ class _Work:
         self._replays: dict[str, Replay] = {}
         self._failed: dict[str, ReaderGroupError] = {}
         self._ends: dict[int, int] = {}  # of the letters in hand
-        self._done = self._left = 0
+        self.done = self._left = 0
 
     def replay(self, chunk: Collection[StoredDeadLetter]) -> None:
         for stream, letters in self._begin(chunk).items():
@@ -370,10 +385,10 @@ class _Work:
                 self._failed[stream] = error
                 statuses = self._statuses.state
                 pending = [each for each in letters if _status(statuses, each) == "pending"]
-                self._done += len(letters) - len(pending)
+                self.done += len(letters) - len(pending)
                 self._left += len(pending)
             else:
-                self._done += len(letters)
+                self.done += len(letters)
 
     def discard(self, chunk: Collection[StoredDeadLetter]) -> None:
         for stream, letters in self._begin(chunk).items():
@@ -383,7 +398,7 @@ class _Work:
                 replayed = set()
             rest = [each for each in map(_id, letters) if each not in replayed]
             self._mark("discarded", rest)
-            self._done += len(rest)
+            self.done += len(rest)
 
     def _begin(self, chunk: Collection[StoredDeadLetter]) -> Mapping[str, Collection[StoredDeadLetter]]:
         """Return the letters by the streams that they came from."""
@@ -438,7 +453,7 @@ class _Work:
         """Return how many letters were replayed or discarded; raise if a stream did not take its events."""
         for stream, error in self._failed.items():
             self._raise(stream, error)
-        return self._done
+        return self.done
 
     def _raise(self, stream: str, error: ReaderGroupError) -> NoReturn:
         reason = "is sealed" if isinstance(error, SealedError) else "does not exist any more"
@@ -446,7 +461,7 @@ class _Work:
             f"the stream that events came from {reason}, and takes none back; their dead letters stay pending, and you "
             "can discard them",
             stream=stream,
-            replayed=self._done,
+            replayed=self.done,
             left=self._left,
         ) from error
 

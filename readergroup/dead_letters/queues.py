@@ -16,7 +16,7 @@ from synchronizer.recipes.queue.event_queue import check_queue_name
 from ..scaling.retry import DeadLetter
 from ..streams.config import SegmentId
 from ..streams.event import EventPointer
-from .letters import QUEUE_INCARNATION, DeadLetters, StoredDeadLetter, chunks
+from .letters import QUEUE_INCARNATION, DeadLetters, OnProgress, StoredDeadLetter, chunks
 from .statuses import Status
 
 
@@ -61,12 +61,21 @@ class QueueDeadLetters(DeadLetters):
         return pointer.segment == self._letters.segment and pointer.incarnation == QUEUE_INCARNATION
 
     def _finish(
-        self, what: str, named: Collection[EventPointer], filters: Mapping[str, Any], timeout: float | None
+        self,
+        what: str,
+        named: Collection[EventPointer],
+        filters: Mapping[str, Any],
+        timeout: float | None,
+        on_progress: OnProgress,
     ) -> int:
         found = self._named(named, what) if named else self.list(**filters)
         backoff = self._backoff(timeout)
         finish = self._letters.replay if what == "replay" else self._letters.discard
-        return sum(finish([_dead_event(each) for each in chunk], backoff) for chunk in chunks(found))
+        done = 0
+        for chunk in chunks(found):
+            done += finish([_dead_event(each) for each in chunk], backoff)
+            on_progress(done)
+        return done
 
     def _done(self) -> DoneLetters:
         try:

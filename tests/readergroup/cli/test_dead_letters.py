@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 import readergroup as rg
 from readergroup.cli.app import app
+from tests.readergroup.cli.test_commands import Cli
 from tests.readergroup.dead_letters.test_letters import DEAD, events, replayed, set_up
 
 
@@ -74,6 +75,13 @@ def test_letters_are_replayed_and_discarded_by_filters(letters: Letters) -> None
     assert letters.ok("dead-letters", "discard", DEAD, "--yes") == "shop/dead: 3 dead letters discarded\n"
     assert letters.ok("dead-letters", "discard", DEAD) == "shop/dead: 0 dead letters discarded\n"
     assert "0 pending, 3 replayed, 3 discarded" in letters.ok("dead-letters", "list", DEAD, "--status", "all")
+
+
+def test_a_bar_shows_how_far_a_replay_is_on_a_terminal_only(letters: Letters, tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    exit_code, shown = cli.on_terminal("--url", letters.store, "dead-letters", "replay", DEAD, "--limit", "4", "--yes")
+    assert exit_code == 0 and f"replay of {DEAD}" in shown and "4 of 4" in shown
+    assert letters.run("dead-letters", "discard", DEAD, "--yes").stderr == ""
 
 
 def test_what_is_wrong_is_said_on_one_line(letters: Letters) -> None:

@@ -76,7 +76,9 @@ def test_letters_are_listed_replayed_and_discarded(client: rg.Client) -> None:
     assert sorted(found) == list(range(6))
     assert found[1].stream == ORDERS and found[1].status == "pending" and found[1].letter.error == "ValueError: odd"
 
-    assert letters.replay(error="ValueError", limit=2) == 2
+    seen: list[int] = []
+    assert letters.replay(error="ValueError", limit=2, on_progress=seen.append) == 2
+    assert seen == [2]
     assert letters.discard(found[0].pointer) == 1
     assert len(list(letters.list(status="replayed"))) == 2
     assert numbers(letters.list(status="discarded")) == [0]
@@ -203,7 +205,7 @@ from readergroup.dead_letters import letters
 letters._CHUNK_LETTERS = 10
 mark = letters._Work._mark
 def die(self, status, found):
-    if self._done >= 20:
+    if self.done >= 20:
         os.kill(os.getpid(), signal.SIGKILL)  # the events are in the stream, and their letters are not marked
     mark(self, status, found)
 letters._Work._mark = die
