@@ -12,6 +12,8 @@ const FAR_SECONDS = "10000000";
 let session = null;
 let source = null;
 let chosen = null;
+/** What is known of the end of the chosen group: nothing, "still listed" or "gone". */
+let deleted = "";
 /** The newest document of the chosen group. */
 let known = null;
 const colours = new Map();
@@ -167,11 +169,17 @@ async function begin() {
   follow();
 }
 
-/** Open the live view of the group in the address, or of the list alone. */
+/** Open the live view of the group in the address. */
 function follow() {
-  source?.close();
   const name = new URLSearchParams(location.hash.slice(1)).get("group");
   if (name !== chosen) forget(name);
+  listen(name);
+}
+
+/** Open the live view of a group, or of the list alone. */
+function listen(name) {
+  source?.close();
+  deleted = "";
   const opened = new EventSource(name === null ? "events" : `events?group=${encodeURIComponent(name)}`);
   source = opened;
   opened.onopen = () => status("live", "live");
@@ -180,7 +188,8 @@ function follow() {
   opened.addEventListener("changes", (event) => showGroup(changed(known, JSON.parse(event.data))));
   opened.addEventListener("notice", (event) => showNotice(JSON.parse(event.data)));
   opened.addEventListener("gone", () => {
-    opened.close();
+    listen(null);
+    deleted = "still listed";
     say("group-error", "This group was deleted.");
   });
   opened.onerror = async () => {
@@ -192,7 +201,7 @@ function follow() {
       if (!byId("login").hidden) return;
       if (name !== null) { byId("group").hidden = false; say("group-error", error.message); }
     }
-    setTimeout(() => { if (opened === source) follow(); }, 3000);
+    setTimeout(() => { if (opened === source) listen(name); }, 3000);
   };
 }
 
@@ -236,6 +245,9 @@ function showOverview(found) {
   if (state !== null) loadState();
   say("states-more", `and ${count(found.states_left_out, "more state")}`, found.states_left_out > 0);
   markChosen();
+  const isListed = found.groups.some((each) => each.group === chosen);
+  if (deleted && !isListed) deleted = "gone";
+  if (deleted === "gone" && isListed) follow(); // it was created again
   if (chosen === null && found.groups.length === 1) location.hash = `#group=${encodeURIComponent(found.groups[0].group)}`;
 }
 

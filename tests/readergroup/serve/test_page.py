@@ -155,6 +155,21 @@ def program(text: str, *arguments: str) -> Iterator[Any]:
             process.kill()
 
 
+def test_the_page_goes_on_after_its_group_is_deleted(url: str, browser: Any) -> None:
+    with served(url, "--interval", "0.2") as (address, _), Page(browser) as shown, rg.connect(url) as client:
+        client.groups.create("other", streams=[STREAM])
+        shown.page.goto(f"{address}#group={GROUP}")
+        shown.sees("#segments tbody th", f"{STREAM}/0")
+        client.groups.delete(GROUP)
+        shown.sees("#group-error", "This group was deleted.")
+        shown.page.locator("#groups tbody th", has_text=GROUP).wait_for(state="detached")
+        shown.sees("#groups tbody th", "other")
+        client.groups.create(GROUP, streams=[STREAM])
+        shown.page.locator("#group-error").wait_for(state="hidden")
+        shown.sees("#segments tbody th", f"{STREAM}/0")
+        assert shown.errors == []
+
+
 def test_whatever_a_store_holds_is_shown_as_text(url: str, browser: Any) -> None:
     """Names are checked when they are made, but a store may be written by other means."""
     with served(url, "--allow-writes") as (address, _), Page(browser) as shown:
