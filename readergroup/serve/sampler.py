@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
-from weakref import WeakSet
 
 from synchronizer import ClosedError, NotFoundError, ReaderGroupError
 from synchronizer.liveness.keeper import Keeper
@@ -19,6 +18,7 @@ from synchronizer.liveness.keeper import Keeper
 from ..aio.calls import News, wait_until_set
 from ..client import Client
 from ..outbox.outbox import Outbox
+from .audience import Audience
 from .history import GroupHistory
 from .letters import LetterStreams
 from .measuring import GroupMeter
@@ -78,7 +78,8 @@ class Sampler:
         self._lock = threading.Lock()
         self._histories: dict[str, GroupHistory] = {}
         self._meters: dict[str, GroupMeter] = {}
-        self._news: WeakSet[News] = WeakSet()
+        #: Rung after each sample.
+        self.audience = Audience()
         self._keeper = Keeper(
             self._step,
             name="sampler of the web view",
@@ -102,7 +103,7 @@ class Sampler:
     async def recent(self) -> Sample:
         """Return a sample that is not stale. Wait a few seconds for it if no one has looked for a while."""
         news = News()
-        self.subscribe(news)
+        self.audience.add(news)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_SECONDS
         while True:
@@ -116,11 +117,6 @@ class Sampler:
     def is_stale(self, sample: Sample) -> bool:
         """Return whether the sample is so old that the store must be away, or that no one has looked for a while."""
         return self._clock.monotonic() - sample.at_monotonic > STALE * self._pause(sample) + 2 * sample.seconds
-
-    def subscribe(self, news: News) -> None:
-        """Ring the news after each sample, as long as someone holds them."""
-        with self._lock:
-            self._news.add(news)
 
     def history(self, group: str) -> GroupHistory:
         with self._lock:
@@ -141,7 +137,7 @@ class Sampler:
         self._closed = True
         self._looked_at = float("-inf")
         self._keeper.wake()
-        self._ring()
+        self.audience.ring()
 
     # ------------------------------------------------------------------ the thread
 
@@ -215,7 +211,7 @@ class Sampler:
         self.samples += 1
         self.prepare(sample)
         self.sample = sample
-        self._ring()
+        self.audience.ring()
 
     def _names(self) -> Sequence[str]:
         try:
@@ -258,11 +254,5 @@ class Sampler:
                 found[name] = info.length - info.start_offset
         return found, max(0, len(names) - MAX_STATES)
 
-    def _ring(self) -> None:
-        with self._lock:
-            news = list(self._news)
-        for each in news:
-            each.ring()
-
     def _end(self, closed: ClosedError | None) -> None:
-        self._ring()
+        self.audience.ring()

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing, nullcontext
 from typing import Final
-from weakref import WeakSet
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -14,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from synchronizer import ReaderGroupError
 
 from ..aio.calls import News, wait_until_set
+from .audience import Audience
 from .documents import encode, overview
 from .sample import Sample
 from .sampler import Sampler
@@ -34,20 +34,19 @@ class Live:
         self._sampler = sampler
         self._watches = watches
         self._overview: tuple[Sample | None, bytes] = None, b""
-        self._open: WeakSet[News] = WeakSet()
+        self._open = Audience()
         self._ended = False
 
     def end(self) -> None:
         """End all live views. Any thread may call it."""
         self._ended = True
-        for news in list(self._open):
-            news.ring()
+        self._open.ring()
 
     async def events(self, watch: GroupWatch | None) -> AsyncGenerator[bytes, None]:
         """Yield events until the group is gone, or the view ends."""
         news = News()
         self._open.add(news)
-        self._sampler.subscribe(news)
+        self._sampler.audience.add(news)
         sent: Sample | None = None
         version = number = 0
         loop = asyncio.get_running_loop()

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Final, NamedTuple
-from weakref import WeakSet
 
 from notifications import PRESENT_VALUE, SEVERAL_CHANGES, Change, Notification
 from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Transition
@@ -23,6 +22,7 @@ from ..aio.calls import News
 from ..group.model.state import ReaderGroupState
 from ..group.words import words
 from ..scaling.autoscale import ROLE
+from .audience import Audience
 from .documents import Document, changes, encode, group_document
 from .measuring import GroupMeter
 from .sample import GroupSample
@@ -92,7 +92,7 @@ class GroupWatch:
         self._lock = threading.Lock()
         self._number = 0
         self._notices: deque[Notice] = deque(maxlen=KEPT_NOTICES)
-        self._news: WeakSet[News] = WeakSet()
+        self._audience = Audience()
         self._pause = Flag()  # never set
         self._keeper = Keeper(
             self._step,
@@ -109,14 +109,14 @@ class GroupWatch:
         """Follow the group during the block, and ring the news when there is something new."""
         with self._lock:
             self.viewers += 1
-            self._news.add(news)
         try:
+            self._audience.add(news)
             self._keeper.start()
             yield
         finally:
+            self._audience.discard(news)
             with self._lock:
                 self.viewers -= 1
-                self._news.discard(news)
                 self._left_at = self._clock.monotonic()
 
     def follow(self) -> None:
@@ -134,7 +134,7 @@ class GroupWatch:
         with self._lock:
             self._number += 1
             self._notices.append(Notice(self._number, self._clock.time(), text))
-        self._ring()
+        self._audience.ring()
 
     # ------------------------------------------------------------------ the thread
 
@@ -198,7 +198,7 @@ class GroupWatch:
         document["error"] = error
         document["wanted_readers"] = self._wanted_readers
         self.newest = Published(1 if self.newest is None else self.newest.version + 1, document, before)
-        self._ring()
+        self._audience.ring()
 
     def _look_at_leases(self, state: ReaderGroupState, leases: Mapping[str, bytes]) -> None:
         now = self._clock.monotonic()
@@ -253,15 +253,9 @@ class GroupWatch:
         known = {synchronizer.segment: synchronizer.applied_length, **self._meter.followed}
         synchronizer.store.wait(known, min(timeout - pause, LOOK_SECONDS))
 
-    def _ring(self) -> None:
-        with self._lock:
-            news = list(self._news)
-        for each in news:
-            each.ring()
-
     def _end(self, closed: ClosedError | None) -> None:
         self.discard()
-        self._ring()
+        self._audience.ring()
 
     def discard(self) -> None:
         """End the watch, which no one views."""
