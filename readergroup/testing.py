@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, TypeVar
 
 import pytest
@@ -34,6 +35,7 @@ from .scaling.worker import Worker
 from .streams.config import SegmentId
 from .streams.data.block import Block, encode_block
 from .streams.data.block_slice import BlockSlice
+from .streams.data.moments import microseconds_of
 from .streams.event import Event, EventBatch
 from .streams.serializers import BytesSerializer, JsonSerializer, PydanticSerializer, Serializer, checked_dumps
 
@@ -186,6 +188,7 @@ def make_event(
     offset: int = 0,
     written_at: float = 0.0,
     fencing_token: int = 1,
+    event_time: datetime | None = None,
 ) -> Event[T]:
     """Return an event as a reader delivers it, for a test that calls a handler itself.
 
@@ -198,6 +201,7 @@ def make_event(
         offset: Where the event starts in the segment, in bytes.
         written_at: The time of writing, in seconds since 1970.
         fencing_token: The fencing token of the owner.
+        event_time: When the event happened, with a timezone. Default: none.
     """
     return make_batch(
         [data],
@@ -208,6 +212,7 @@ def make_event(
         offset=offset,
         written_at=written_at,
         fencing_token=fencing_token,
+        event_times=[event_time],
     )[0]
 
 
@@ -221,6 +226,7 @@ def make_batch(
     offset: int = 0,
     written_at: float = 0.0,
     fencing_token: int = 1,
+    event_times: Sequence[datetime | None] | None = None,
 ) -> EventBatch[T]:
     """Return a batch as `Reader.read_batch` returns it, for a test that calls a handler of batches itself.
 
@@ -234,10 +240,11 @@ def make_batch(
         offset: Where the first event starts in the segment, in bytes.
         written_at: The time of writing, in seconds since 1970.
         fencing_token: The fencing token of the owner.
+        event_times: When each event happened, with a timezone. Default: none.
     """
     if not data:
         raise InvalidArgumentError("a batch has at least one event")
-    for name, values in (("routing_keys", routing_keys), ("headers", headers)):
+    for name, values in (("routing_keys", routing_keys), ("headers", headers), ("event_times", event_times)):
         if values is not None and len(values) != len(data):
             raise InvalidArgumentError(
                 "there must be a value for each event", of=name, events=len(data), values=len(values)
@@ -250,9 +257,14 @@ def make_batch(
         first_number=0,
         keys=routing_keys,
         headers=headers,
+        event_times=None if event_times is None else list(map(_microseconds, event_times)),
     )
     whole = BlockSlice(Block(segment, offset, block), 0, len(data))
     return EventBatch([whole], SegmentId(segment), "test", fencing_token, serializer, group="test")
+
+
+def _microseconds(time: datetime | None) -> int | None:
+    return None if time is None else microseconds_of(time, "event_times")
 
 
 def _serializer_for(data: Any) -> Serializer[Any]:

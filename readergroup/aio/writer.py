@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -39,7 +40,13 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         return self._wrapped.failure
 
     async def write(
-        self, event: T, routing_key: str | None = None, headers: Headers | None = None, *, wait: bool = False
+        self,
+        event: T,
+        routing_key: str | None = None,
+        headers: Headers | None = None,
+        *,
+        event_time: datetime | None = None,
+        wait: bool = False,
     ) -> None:
         """Write one event, in the background. Events of one routing key are read in the order of their writes.
 
@@ -51,13 +58,14 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
                 serialized on the loop, unless the writer takes events over 8 MiB.
             routing_key: Selects the segment; at most 4096 characters. Default: none; the event goes to any segment.
             headers: Stored with the event.
+            event_time: When it happened, with a timezone. Default: none.
             wait: Return when the event is durable. Calls that wait at the same time share commits. If such a call
                 raises or is cancelled, the event may be stored later.
 
         Raises:
             ReaderGroupError: As `EventWriter.write`, and with ``wait`` as `flush`.
         """
-        write = partial(self._wrapped.write, event, routing_key, headers)
+        write = partial(self._wrapped.write, event, routing_key, headers, event_time=event_time)
         if self._wrapped.max_event_bytes > MAX_EVENT_BYTES:  # it may wait for the store
             await self._write_in_thread(write, wait)
         else:
@@ -69,6 +77,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         routing_key: str | None = None,
         headers: Headers | None = None,
         *,
+        event_time: datetime | None = None,
         wait: bool = False,
     ) -> None:
         """Write these events together: all are stored or none, with no other event between them.
@@ -77,12 +86,14 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             events: Values that the serializer takes, at most 8 MiB together, with the headers of each.
             routing_key: The key of each of them.
             headers: The headers of each of them.
+            event_time: When each of them happened, with a timezone. Default: none.
             wait: As of `write`.
 
         Raises:
             ReaderGroupError: As `write`.
         """
-        await self._write(partial(self._wrapped.write_many, events, routing_key, headers), wait)
+        write = partial(self._wrapped.write_many, events, routing_key, headers, event_time=event_time)
+        await self._write(write, wait)
 
     async def write_batch(
         self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None, *, wait: bool = False
@@ -236,9 +247,17 @@ class Transaction(Generic[T]):
             raise
         return self
 
-    async def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
+    async def write(
+        self,
+        event: T,
+        routing_key: str | None = None,
+        headers: Headers | None = None,
+        *,
+        event_time: datetime | None = None,
+    ) -> None:
         """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
-        await self._thread.start(partial(self._transaction.write, event, routing_key, headers))
+        write = partial(self._transaction.write, event, routing_key, headers, event_time=event_time)
+        await self._thread.start(write)
 
     async def write_batch(self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None) -> None:
         """Write many events of the transaction at once, as `EventWriter.write_batch`."""

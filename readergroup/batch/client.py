@@ -316,7 +316,7 @@ class BatchClient:
 
         Args:
             segment_range: The range.
-            columns: Some of `arrow.COLUMNS`, in the order you want. Default: all but ``headers``.
+            columns: Some of `arrow.COLUMNS`, in the order you want. Default: all but ``headers`` and ``event_time``.
 
         Raises:
             UnsupportedError: pyarrow is not installed.

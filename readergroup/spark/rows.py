@@ -27,6 +27,7 @@ SPARK_TYPES: Final[Mapping[str, str]] = {
     "routing_key": "string",
     "written_at": "timestamp",
     "headers": "map<string,binary>",
+    "event_time": "timestamp",
 }
 #: The event, and its address for errors.
 _NEEDED_TO_DECODE: Final = ("event", "scope", "stream", "segment_id", "offset")

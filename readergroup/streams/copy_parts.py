@@ -106,7 +106,7 @@ def _encoded(block: Block, end: int) -> Buffer:
     if not block.skipped and block.end <= end:
         return block.encoded
     count = bisect_left(block.offsets, end)
-    keys, headers = block.keys[:count], block.headers[:count]
+    keys, headers, times = block.keys[:count], block.headers[:count], block.event_times[:count]
     return encode_block(
         block.data[:count],
         written_at=block.written_at,
@@ -114,6 +114,7 @@ def _encoded(block: Block, end: int) -> Buffer:
         first_number=block.first_number,
         keys=keys if any(key is not None for key in keys) else None,
         headers=[header or None for header in headers] if any(headers) else None,
+        event_times=times if any(time is not None for time in times) else None,
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, overload
 
 from synchronizer import InvalidArgumentError
 from synchronizer.arguments import check_type
@@ -16,14 +16,13 @@ from synchronizer.threads.loading import loading
 from .config import SegmentId
 from .data.block import Headers
 from .data.block_slice import BlockSlice
+from .data.moments import time_of
 from .serializers import Serializer, keeps_bytes
 
 if TYPE_CHECKING:
     import pyarrow
 
 T = TypeVar("T")
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class EventPointer(NamedTuple):
@@ -91,7 +90,13 @@ class Event(Generic[T]):
     @property
     def written_at(self) -> datetime:
         """When the event was written, by the writer's clock, in UTC."""
-        return _EPOCH + timedelta(microseconds=self._batch.written_at[self._index])
+        return time_of(self._batch.written_at[self._index])
+
+    @property
+    def event_time(self) -> datetime | None:
+        """When the event happened, in UTC, as its writer said; None if it did not."""
+        time = self._batch.event_times[self._index]
+        return None if time is None else time_of(time)
 
     @property
     def pointer(self) -> EventPointer:
@@ -173,6 +178,11 @@ class EventBatch(Sequence[Event[T]]):
         """Microseconds since 1970, by the writer's clock."""
         return [each.block.written_at for each in self._slices for _ in range(each.start, each.stop)]
 
+    @cached_property
+    def event_times(self) -> Sequence[int | None]:
+        """Microseconds since 1970, or None for an event without one."""
+        return [time for each in self._slices for time in _column(each, each.block.event_times)]
+
     @property
     def start(self) -> int:
         """The offset of the first event."""
@@ -233,7 +243,7 @@ class EventBatch(Sequence[Event[T]]):
 
         Args:
             columns: Some of ``event``, ``scope``, ``stream``, ``segment_id``, ``offset``, ``routing_key``,
-                ``written_at`` and ``headers``, in the order you want. Default: all but ``headers``.
+                ``written_at``, ``headers`` and ``event_time``, in the order you want. Default: all but the last two.
 
         Raises:
             UnsupportedError: pyarrow is not installed.

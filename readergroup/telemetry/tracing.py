@@ -109,9 +109,9 @@ _ORIGINALS: Final[Sequence[tuple[type[Any], str, Write]]] = (
 
 def _of_writer(tracing: _Tracing, write: Write) -> Write:
     @wraps(write)
-    def traced(self: Any, event: Any, routing_key: Any = None, headers: Any = None) -> None:
+    def traced(self: Any, event: Any, routing_key: Any = None, headers: Any = None, **options: Any) -> None:
         with _Creating(tracing, self.stream, headers) as creating:
-            write(self, event, routing_key, creating.headers)
+            write(self, event, routing_key, creating.headers, **options)
 
     return traced
 

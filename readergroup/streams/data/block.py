@@ -5,7 +5,7 @@ A segment of a stream is a sequence of blocks, each written by one append or tog
     magic "R\\x01"  crc32 of all that follows                                     (6 bytes)
     length of the whole block, count of events, length of the columns,
     written_at in microseconds, writer id, number of the first event             (44 bytes)
-    columns   a msgpack map of what was used: routing keys, headers; empty if none was
+    columns   a msgpack map of what was used: routing keys, headers, event times; empty if none was
     events    one msgpack array of bin: decoded in C by one call
     trailer   0xC1 (never used by msgpack) and the length of the whole block      (5 bytes)
 
@@ -17,8 +17,9 @@ most `MAX_BLOCK_BYTES` of them; a larger event has a block of its own.
 
 An event over `MAX_EVENT_BYTES` is stored in *chunks*: blocks with the magic "R\x02" that follow one another and carry
 the same writer id and number. Each holds a part of the event, and in the column ``c`` its index, the count of chunks,
-the bytes of the event and those of all chunks. The first chunk has the key and the headers, and counts as one event,
-whose offset is its own; the others count as none. One append brings all chunks, so no other block is between them.
+the bytes of the event and those of all chunks. The first chunk has the key, the headers and the event time, and counts
+as one event, whose offset is its own; the others count as none. One append brings all chunks, so no other block is
+between them.
 
 Routing keys are stored without their hashes. A hash is a function of the key, takes under a microsecond, and would add
 9 bytes to each event, nearly a tenth to events of 100 bytes. A release may add columns: an older reader ignores columns
@@ -56,6 +57,9 @@ CHUNK_BYTES: Final = 960 * 1024
 #: The most bytes of the headers of an event in chunks, which are all in its first chunk.
 MAX_CHUNKED_HEADERS_BYTES: Final = MAX_EVENT_BYTES - CHUNK_BYTES
 
+#: In a column of event times, marks an event without one.
+NO_TIME: Final = -(2**63)
+
 Headers = Mapping[str, bytes]
 Buffer = bytes | memoryview
 
@@ -92,16 +96,19 @@ def encode_block(
     first_number: int,
     keys: Sequence[str | None] | None = None,
     headers: Sequence[Headers | None] | None = None,
+    event_times: Sequence[int | None] | None = None,
 ) -> bytes:
-    """Return one block of these events. ``written_at`` is in microseconds, ``writer_id`` has 16 bytes.
+    """Return one block of these events. Times are in microseconds, ``writer_id`` has 16 bytes.
 
-    ``keys`` and ``headers``, if given, are as long as ``events``.
+    ``keys``, ``headers`` and ``event_times``, if given, are as long as ``events``.
     """
     columns: dict[str, object] = {}
     if keys is not None:
         columns["k"] = _encode_keys(keys)
     if headers is not None:
         columns["h"] = headers
+    if event_times is not None and (times := _encode_times(event_times)) is not None:
+        columns["t"] = times
     return b"".join(
         parts_of_block(
             [msgpack.packb(events)],
@@ -146,6 +153,7 @@ def encode_chunks(
     number: int,
     key: str | None = None,
     headers: Headers | None = None,
+    event_time: int | None = None,
 ) -> Iterator[bytes]:
     """Iterate over the chunks of an event, as `encode_block` encodes events. They belong into one append."""
     view = memoryview(event)
@@ -157,6 +165,8 @@ def encode_chunks(
             columns["k"] = [key]
         if index == 0 and headers:
             columns["h"] = [headers]
+        if index == 0 and event_time is not None:
+            columns["t"] = event_time
         return b"".join(
             parts_of_block(
                 (b"\x91" + _BIN_32.pack(0xC6, len(part)), part),
@@ -203,6 +213,13 @@ def _decode_keys(column: Any) -> list[str | None]:
         return list(map(column[0].__getitem__, column[1]))
     keys: list[str | None] = column
     return keys
+
+
+def _encode_times(times: Sequence[int | None]) -> int | bytes | None:
+    """Return the event times: one number if all are equal, else 64 bits for each; None if no event has one."""
+    if times.count(times[0]) == len(times):
+        return times[0]
+    return struct.pack(f"<{len(times)}q", *(NO_TIME if time is None else time for time in times))
 
 
 def cut_into_blocks(
@@ -352,6 +369,22 @@ class Block:
         """The headers of each event."""
         column = self._columns.get("h")
         return [{}] * len(self) if column is None else [header or {} for header in column[self.skipped :]]
+
+    @property
+    def packed_event_times(self) -> int | bytes | None:
+        """The event time of all events here, or 64 bits for each, little-endian; `NO_TIME` or None: it has none."""
+        column: int | bytes | None = self._columns.get("t")
+        return column[8 * self.skipped :] if isinstance(column, bytes) else column
+
+    @cached_property
+    def event_times(self) -> list[int | None]:
+        """The event time of each event, in microseconds since 1970."""
+        column = self.packed_event_times
+        if not isinstance(column, bytes):
+            return [column] * len(self)
+        if len(column) != 8 * len(self):
+            raise self._corrupt("the event times do not match the events; restore the store from a backup")
+        return [None if time == NO_TIME else time for time in struct.unpack(f"<{len(self)}q", column)]
 
     def starting_at(self, offset: int) -> Block:
         """Return the block without the events before ``offset``, which must be an event's."""

@@ -12,7 +12,7 @@ from synchronizer.arguments import check_type
 from synchronizer.extras import install_hint
 
 from ..config import SegmentId, number_of, stream_of
-from .block import Block, PackedKeys
+from .block import NO_TIME, Block, PackedKeys
 from .block_slice import BlockSlice
 
 try:
@@ -34,16 +34,17 @@ _TYPES: Final[Mapping[str, pyarrow.DataType]] = {
     "routing_key": pyarrow.string(),
     "written_at": pyarrow.timestamp("us", "UTC"),
     "headers": pyarrow.map_(pyarrow.string(), pyarrow.binary()),
+    "event_time": pyarrow.timestamp("us", "UTC"),
 }
 _NOT_ASCII: Final = bytes(range(128, 256))
 #: Blocks of fewer events are converted together.
 _FEW_ROWS: Final = 32
 #: How many bytes msgpack puts before a ``bin``, by the first of them.
 _PREFIX_BYTES: Final = {0xC4: 2, 0xC5: 3, 0xC6: 5}
-#: All columns: the event, its address, its routing key, its time of writing and its headers.
+#: All columns: the event, its address, its routing key, its time of writing, its headers and its event time.
 COLUMNS: Final = tuple(_TYPES)
-#: All columns but the headers, which take a step of Python for each event that has any.
-DEFAULT_COLUMNS: Final = tuple(column for column in COLUMNS if column != "headers")
+#: Without the headers, which take a step of Python for each event that has any, and the event times, which few have.
+DEFAULT_COLUMNS: Final = tuple(column for column in COLUMNS if column not in ("headers", "event_time"))
 
 
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
@@ -127,6 +128,10 @@ class _Columns:
         found = chain.from_iterable(each.block.headers[each.start : each.stop] for each in self._slices)
         return pyarrow.array([[*headers.items()] if headers else None for headers in found], kind)
 
+    def event_time(self) -> pyarrow.Array:
+        times = numpy.concatenate(list(map(_event_times, self._slices)))
+        return pyarrow.array(times, mask=times == NO_TIME).cast(_TYPES["event_time"])
+
     def segment_id(self) -> pyarrow.Array:
         return self._repeated(number_of(self._segment), "segment_id")
 
@@ -141,6 +146,13 @@ class _Columns:
         if self._rows > MAX_ROWS:
             return pyarrow.repeat(pyarrow.scalar(value, kind), self._rows)
         return _constant(value, kind).slice(0, self._rows)
+
+
+def _event_times(each: BlockSlice) -> NDArray[numpy.int64]:
+    times = each.block.packed_event_times
+    if isinstance(times, bytes):
+        return numpy.frombuffer(times, "<i8")[each.start : each.stop].astype(numpy.int64)
+    return numpy.full(each.size, NO_TIME if times is None else times, numpy.int64)
 
 
 def _numbered_keys(each: BlockSlice) -> tuple[Sequence[str | None], NDArray[Any]]:

@@ -124,29 +124,41 @@ class Batch(Protocol):
 class WriteBatch:
     """Events for one segment that are stored together."""
 
-    __slots__ = ("events", "headers", "in_doubt", "keys", "segment", "size")
+    __slots__ = ("event_times", "events", "has_extras", "headers", "in_doubt", "keys", "segment", "size")
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
         self.events: list[bytes] = []
         self.keys: list[str | None] = []
         self.headers: list[Headers | None] | None = None  # as long as events, once one of them has headers
+        self.event_times: list[int | None] | None = None  # as long as events, once one of them has a time
+        self.has_extras = False  # headers or event times
         self.size = 0
         self.in_doubt = False  # sent without an answer: it may be stored
 
-    def add(self, event: bytes, key: str | None, headers: Headers | None) -> None:
+    def add(self, event: bytes, key: str | None, headers: Headers | None, event_time: int | None = None) -> None:
         self.events.append(event)
         self.keys.append(key)
         self.size += len(event) + (len(key) if key else 0) + EVENT_BYTES
+        if headers or event_time is not None or self.has_extras:
+            self.add_extras(headers, event_time)
+
+    def add_extras(self, headers: Headers | None, event_time: int | None) -> None:
+        """Add the headers and the event time of the last event."""
+        self.has_extras = True
         if headers and self.headers is None:
             self.headers = [None] * (len(self.events) - 1)
         if self.headers is not None:
             self.headers.append(headers)
             self.size += headers_bytes(headers) if headers else 0
+        if event_time is not None and self.event_times is None:
+            self.event_times = [None] * (len(self.events) - 1)
+        if self.event_times is not None:
+            self.event_times.append(event_time)
 
     def mend(self, count: int | None = None) -> None:
         """Keep only whole events after an interrupt; given ``count``, only the first ``count`` of them."""
-        lists = [each for each in (self.events, self.keys, self.headers) if each is not None]
+        lists = [each for each in (self.events, self.keys, self.headers, self.event_times) if each is not None]
         whole = min(map(len, lists))
         for each in lists:
             del each[whole if count is None else min(whole, count) :]
@@ -161,7 +173,8 @@ class WriteBatch:
             segment = segment_of(key)
             if segment not in parts:
                 parts[segment] = WriteBatch(segment)
-            parts[segment].add(event, key, self.headers[index] if self.headers else None)
+            headers = self.headers[index] if self.headers else None
+            parts[segment].add(event, key, headers, self.event_times[index] if self.event_times else None)
         return parts.values()
 
     def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
@@ -174,6 +187,7 @@ class WriteBatch:
                 first_number=first_number + start,
                 keys=None if keys is None else keys[start:end],
                 headers=None if self.headers is None else self.headers[start:end],
+                event_times=None if self.event_times is None else self.event_times[start:end],
             )
             for start, end in cut_into_blocks(self.events, keys, self.headers)
         )

@@ -140,10 +140,10 @@ class Merge:
         for block in blocks:
             batch = WriteBatch(number)
             first = None
-            for index, (event, key) in enumerate(zip(block.data, block.keys, strict=True)):
+            for index, (event, key, time) in enumerate(zip(block.data, block.keys, block.event_times, strict=True)):
                 if number == (keyless if key is None else self._routes.segment_of(key)):
                     first = index if first is None else first
-                    batch.add(event, key, block.headers[index] or None)
+                    batch.add(event, key, block.headers[index] or None, time)
             if first is not None:
                 found.append(batch.encode(block.first_number + first, block.writer_id, block.written_at))
         return b"".join(found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Final, Generic, NamedTuple, Self, TypeVar
@@ -29,6 +30,7 @@ from synchronizer.compare_and_set import append_at
 
 from ..config import FrozenModel, check_name, staged_segments, staging_prefix
 from ..data.block import Headers, encode_chunks
+from ..data.moments import microseconds_of
 from ..data.write_batch import (
     BATCH_BYTES,
     KNOWN_KEYS,
@@ -134,7 +136,14 @@ class Staging(Generic[T]):
         self._given_up = False
         self._part: StagedPart | None = None
 
-    def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
+    def write(
+        self,
+        event: T,
+        routing_key: str | None = None,
+        headers: Headers | None = None,
+        *,
+        event_time: datetime | None = None,
+    ) -> None:
         """Add one event. Events of one ``routing_key`` are read in the order of these calls.
 
         Args:
@@ -142,6 +151,7 @@ class Staging(Generic[T]):
                 headers.
             routing_key: Selects the segment; at most 4096 characters. Default: none.
             headers: Stored with the event.
+            event_time: When it happened, with a timezone. Default: none.
 
         Raises:
             EventTooLargeError: The event is over this limit.
@@ -150,14 +160,15 @@ class Staging(Generic[T]):
         """
         self._check_open()
         headers = checked_headers(headers)
+        time = None if event_time is None else microseconds_of(event_time, "event_time")
         data = self._dumps(event)
         if is_for_chunks(data, headers, self._max_event_bytes, self.stream):
-            self._stage_chunks(data, routing_key, headers)
+            self._stage_chunks(data, routing_key, headers, time)
             return
         check_size([data], headers, self.stream)
         staging = self._find_keyless() if routing_key is None else self._find(routing_key)
         before = staging.batch.size
-        staging.batch.add(data, routing_key, headers)
+        staging.batch.add(data, routing_key, headers, time)
         self._waiting += staging.batch.size - before
         if staging.batch.size >= BATCH_BYTES:
             self._round_robin += routing_key is None
@@ -165,7 +176,9 @@ class Staging(Generic[T]):
         elif self._waiting > MAX_UNSTORED_BYTES:
             self._send(self._segments.values())
 
-    def _stage_chunks(self, event: bytes, routing_key: str | None, headers: Headers | None) -> None:
+    def _stage_chunks(
+        self, event: bytes, routing_key: str | None, headers: Headers | None, event_time: int | None
+    ) -> None:
         """Store the event in a staged segment of its own, behind the events of its segment so far."""
         staging = self._segments[self.segment_of(routing_key)]
         self._send([staging])
@@ -174,7 +187,13 @@ class Staging(Generic[T]):
         with self._giving_up():
             self._begin(staging, self._backoff())
             chunks = encode_chunks(
-                event, written_at=at, writer_id=self._writer_id, number=number, key=routing_key, headers=headers
+                event,
+                written_at=at,
+                writer_id=self._writer_id,
+                number=number,
+                key=routing_key,
+                headers=headers,
+                event_time=event_time,
             )
             for chunk in chunks:
                 self._append(self._last_name(staging), chunk, staging.lengths[-1], self._backoff())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, overload
 
@@ -170,10 +171,17 @@ class Transaction(Generic[T]):
         self._commit: _Commit | None = None
         self._is_over = False
 
-    def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
+    def write(
+        self,
+        event: T,
+        routing_key: str | None = None,
+        headers: Headers | None = None,
+        *,
+        event_time: datetime | None = None,
+    ) -> None:
         """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
         self._check_open()
-        self._staged().write(event, routing_key, headers)
+        self._staged().write(event, routing_key, headers, event_time=event_time)
 
     def write_batch(self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None) -> None:
         """Write many events of the transaction at once, as `EventWriter.write_batch`.

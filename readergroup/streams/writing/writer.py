@@ -33,6 +33,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
@@ -54,6 +55,7 @@ from synchronizer.threads.loading import loading
 from synchronizer.threads.task_threads import Task
 
 from ..data.block import MAX_EVENT_BYTES, Headers
+from ..data.moments import microseconds_of
 from ..data.write_batch import (
     BATCH_BYTES,
     EVENT_BYTES,
@@ -206,7 +208,14 @@ class EventWriter(Generic[T]):
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
+    def write(
+        self,
+        event: T,
+        routing_key: str | None = None,
+        headers: Headers | None = None,
+        *,
+        event_time: datetime | None = None,
+    ) -> None:
         """Write one event, in the background. Events of one routing key are read in the order of their writes.
 
         Waits while over 16 MiB are not stored. If the call raises, the event is not written. A writer that takes larger
@@ -216,9 +225,11 @@ class EventWriter(Generic[T]):
             event: A value that the serializer takes, at most 8 MiB, or ``max_event_bytes``, with its headers.
             routing_key: Selects the segment; at most 4096 characters. Default: none; the event goes to any segment.
             headers: Stored with the event.
+            event_time: When it happened, with a timezone. Default: none.
 
         Raises:
             EventTooLargeError: The event is over this limit.
+            InvalidArgumentError: ``event_time`` has no timezone, or is earlier than a time that the writer has noted.
             DeadlineExceededError: There was no room within the timeout, or the store has taken nothing for that long.
             OutcomeUnknownError: An event over 8 MiB may be stored, now or later. The writer has failed.
             SealedError: The stream was sealed.
@@ -227,12 +238,12 @@ class EventWriter(Generic[T]):
         """
         data = self._dumps(event)
         size = len(data) + EVENT_BYTES
-        if headers is not None or size > MAX_EVENT_BYTES:
+        if headers is not None or event_time is not None or size > MAX_EVENT_BYTES:
             headers = checked_headers(headers)
             if is_for_chunks(data, headers, self.max_event_bytes, self.stream):
-                self._write_in_chunks(data, routing_key, headers)
+                self._write_in_chunks(data, routing_key, headers, event_time)
             else:
-                self._write_group([data], routing_key, headers)
+                self._write_group([data], routing_key, headers, event_time)
             return
         if self._unstored > MAX_UNSTORED_BYTES:
             self._wait_for_room()
@@ -245,13 +256,13 @@ class EventWriter(Generic[T]):
             if routing_key:
                 size += len(routing_key)
             try:
-                # The inlined `WriteBatch.add` of an event without headers: this is the hot path.
+                # The inlined `WriteBatch.add` of an event with a key only: this is the hot path.
                 batch = lane.batch
                 batch.events.append(data)
                 batch.keys.append(routing_key)
                 batch.size += size
-                if batch.headers is not None:
-                    batch.headers.append(None)
+                if batch.has_extras:
+                    batch.add_extras(None, None)
                 if batch.size >= BATCH_BYTES:
                     lane.next_batch()
                 self._unstored += size
@@ -261,13 +272,21 @@ class EventWriter(Generic[T]):
                 self._mend(lane)
                 raise
 
-    def write_many(self, events: Iterable[T], routing_key: str | None = None, headers: Headers | None = None) -> None:
+    def write_many(
+        self,
+        events: Iterable[T],
+        routing_key: str | None = None,
+        headers: Headers | None = None,
+        *,
+        event_time: datetime | None = None,
+    ) -> None:
         """Write these events together: all are stored or none, with no other event between them.
 
         Args:
             events: Values that the serializer takes, at most 8 MiB together, with the headers of each.
             routing_key: The key of each of them.
             headers: The headers of each of them.
+            event_time: When each of them happened, with a timezone. Default: none.
 
         Raises:
             EventTooLargeError: The events are over 8 MiB.
@@ -276,16 +295,18 @@ class EventWriter(Generic[T]):
         if type(events) is not list:
             check_type(events, Iterable, "events")
         headers = checked_headers(headers)
-        self._write_group([self._dumps(event) for event in events], routing_key, headers)
+        self._write_group([self._dumps(event) for event in events], routing_key, headers, event_time)
 
-    def _write_in_chunks(self, event: bytes, routing_key: str | None, headers: Headers | None) -> None:
+    def _write_in_chunks(
+        self, event: bytes, routing_key: str | None, headers: Headers | None, event_time: datetime | None
+    ) -> None:
         """Store one large event in a transaction, and return when it is in the stream."""
         with self._lock:
             self._check_writable()
         transaction = self._transaction(BytesSerializer())
         try:
             with transaction:
-                transaction.write(event, routing_key, headers)
+                transaction.write(event, routing_key, headers, event_time=event_time)
         except BaseException as error:
             try:
                 transaction.abort()
@@ -295,7 +316,10 @@ class EventWriter(Generic[T]):
                     self._raise_failure()
             raise
 
-    def _write_group(self, events: Sequence[bytes], routing_key: str | None, headers: Headers | None) -> None:
+    def _write_group(
+        self, events: Sequence[bytes], routing_key: str | None, headers: Headers | None, event_time: datetime | None
+    ) -> None:
+        time = None if event_time is None else microseconds_of(event_time, "event_time")
         check_size(events, headers, self.stream)
         if self._unstored > MAX_UNSTORED_BYTES:
             self._wait_for_room()
@@ -308,7 +332,7 @@ class EventWriter(Generic[T]):
             count, before = len(lane.batch.events), lane.batch.size
             try:
                 for event in events:
-                    lane.batch.add(event, routing_key, headers)
+                    lane.batch.add(event, routing_key, headers, time)
                 self._unstored += lane.batch.size - before
                 if lane.batch.size >= BATCH_BYTES:
                     lane.next_batch()

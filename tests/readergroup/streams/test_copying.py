@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -81,16 +82,18 @@ def scaled_source(client: rg.Client) -> None:
     write(client, 3, first=6)
 
 
-Columns = tuple[bytes, str | None, Mapping[str, bytes], int]
+Columns = tuple[bytes, str | None, Mapping[str, bytes], int, int | None]
 
 
 def events(client: rg.Client, stream: str, **cuts: Any) -> dict[int, list[Columns]]:
-    """By number of segment: data, key, headers, and when they were written."""
+    """By number of segment: data, key, headers, when they were written, and event times."""
     found: dict[int, list[Columns]] = {}
     for each in client.batch.segment_ranges(stream, **cuts):
         number = int(each.segment.rpartition("/")[2])
         for batch in client.batch.batches(each):
-            columns = zip(batch.raw, batch.routing_keys, batch.headers, batch.written_at, strict=True)
+            columns = zip(
+                batch.raw, batch.routing_keys, batch.headers, batch.written_at, batch.event_times, strict=True
+            )
             found.setdefault(number, []).extend(columns)
     return found
 
@@ -203,7 +206,8 @@ def test_cuts_may_divide_blocks_where_events_are_copied(client: rg.Client) -> No
     with client.writer(SOURCE) as writer:
         for number in range(300):
             headers = {"n": b"x"} if number % 3 else None
-            writer.write(str(number).encode() * 100, routing_key=None if number % 5 else "k", headers=headers)
+            key, time = None if number % 5 else "k", None if number % 7 else datetime.fromtimestamp(number, UTC)
+            writer.write(str(number).encode() * 100, routing_key=key, headers=headers, event_time=time)
     (whole,) = client.batch.segment_ranges(SOURCE)
     places = [event.offset for event in client.batch.read(whole)]
     expected = events(client, SOURCE)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from readergroup.streams.data.block import (
     enclosing_block_start,
     encode_block,
     parse_blocks,
+    parts_of_block,
     starts_block,
 )
 from readergroup.streams.routing import key_hash
@@ -27,6 +29,7 @@ WRITER = bytes(range(16))
 
 events_lists = st.lists(st.binary(max_size=400), min_size=1, max_size=30)
 optional_keys = st.none() | st.text(max_size=20) | st.sampled_from(["alice", "bob"])
+optional_times = st.none() | st.integers(-(2**63) + 1, 2**63 - 1)
 optional_headers = st.none() | st.dictionaries(st.text(max_size=5), st.binary(max_size=20), max_size=3)
 
 
@@ -52,13 +55,15 @@ def test_a_block_gives_back_what_it_was_made_of(data: st.DataObject, events: lis
     size = len(events)
     keys = data.draw(st.none() | st.lists(optional_keys, min_size=size, max_size=size))
     headers = data.draw(st.none() | st.lists(optional_headers, min_size=size, max_size=size))
-    encoded = encode(events, keys=keys, headers=headers)
+    times = data.draw(st.none() | st.lists(optional_times, min_size=size, max_size=size))
+    encoded = encode(events, keys=keys, headers=headers, event_times=times)
 
     block = parse_one(encoded, offset)
 
     assert block.data == events
     assert block.keys == (keys or [None] * size)
     assert block.headers == [header or {} for header in headers or [None] * size]
+    assert block.event_times == (times or [None] * size)
     assert block.key_hashes == [None if key is None else key_hash(key) for key in block.keys]
     assert (block.written_at, block.writer_id, block.first_number) == (1_700_000_000_000_000, WRITER, 7)
     assert (block.offset, block.end, len(block)) == (offset, offset + len(encoded), size)
@@ -105,10 +110,12 @@ def test_offsets_are_unique_and_grow_from_block_to_block(groups: list[list[bytes
     assert [block.end for block in blocks[:-1]] == [block.offset for block in blocks[1:]]
 
 
-def test_a_resumed_block_has_the_keys_and_headers_of_its_own_events() -> None:
-    data = encode([b"a", b"b", b"c"], keys=["1", "2", "3"], headers=[None, {"h": b"2"}, None])
+def test_a_resumed_block_has_the_columns_of_its_own_events() -> None:
+    data = encode(
+        [b"a", b"b", b"c"], keys=["1", "2", "3"], headers=[None, {"h": b"2"}, None], event_times=[7, None, -8]
+    )
     rest = resume(data, parse_one(data).offsets[1])
-    assert (rest.keys, rest.headers) == (["2", "3"], [{"h": b"2"}, {}])
+    assert (rest.keys, rest.headers, rest.event_times) == (["2", "3"], [{"h": b"2"}, {}], [None, -8])
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 65535, 65536, MAX_EVENT_BYTES])
@@ -208,3 +215,25 @@ def test_a_block_is_written_and_read_as_in_the_first_release() -> None:
     block = parse_one(stored)
     assert (block.data, block.keys, block.headers) == (events, keys, [h or {} for h in headers])
     assert block.offsets == [0, 91, 93]
+
+
+def test_event_times_are_written_and_read_as_in_the_release_that_added_them() -> None:
+    today = encode([b"a", b"b", b"c"], event_times=[1_767_225_600_000_000, None, -1])
+    today += encode([b"d", b"e"], event_times=[5, 5])
+    stored = golden("block-event-times-v1.bin", today)
+    assert stored == today
+    blocks, _ = parse_blocks("segment", 0, stored)
+    assert [block.event_times for block in blocks] == [[1_767_225_600_000_000, None, -1], [5, 5]]
+
+
+def test_a_block_without_event_times_is_as_small_as_before() -> None:
+    assert encode([b"a", b"b"], event_times=[None, None]) == encode([b"a", b"b"])
+
+
+def test_event_times_that_do_not_match_the_events_are_damage() -> None:
+    columns = msgpack.packb({"t": bytes(8)})
+    parts = parts_of_block(
+        [msgpack.packb([b"a", b"b"])], [columns], 2, written_at=0, writer_id=bytes(16), first_number=0
+    )
+    with pytest.raises(CorruptDataError, match="event times"):
+        _ = parse_one(b"".join(parts)).event_times

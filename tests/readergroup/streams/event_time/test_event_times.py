@@ -1,0 +1,91 @@
+"""An event keeps the time that its writer gave it, wherever it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+import readergroup as rg
+from readergroup.testing import make_batch, make_event
+
+STREAM = "home/sensors"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+WRONG = [datetime(2026, 1, 1), float("nan"), 0, True, "2026-01-01", START.date(), timedelta(0)]
+
+
+@pytest.fixture
+def client(store_url: str) -> Iterator[rg.Client]:
+    with rg.connect(store_url) as client:
+        client.streams.create(STREAM)
+        yield client
+
+
+def times_of(client: rg.Client) -> list[tuple[bytes, datetime | None]]:
+    ranges = client.batch.segment_ranges(STREAM)
+    return [(event.raw, event.event_time) for each in ranges for event in client.batch.read(each)]
+
+
+@pytest.mark.stores
+def test_an_event_has_its_time_and_another_one_none(client: rg.Client) -> None:
+    with client.writer(STREAM) as writer:
+        writer.write(b"none", "k")
+        writer.write(b"one", "k", event_time=START)
+        writer.write(b"with headers", "k", {"h": b"1"})
+        writer.write(b"elsewhere", "k", event_time=START.astimezone(timezone(timedelta(hours=5))))
+        writer.write_many([b"two", b"three"], "k", event_time=datetime.max.replace(tzinfo=UTC))
+        with writer.transaction() as transaction:
+            transaction.write(b"early", "k", event_time=datetime.min.replace(tzinfo=UTC))
+    with client.groups.create("g", streams=[STREAM]).reader() as reader:
+        events = [reader.read() for _ in range(7)]
+    assert [event and event.event_time for event in events] == [
+        *(None, START, None, START, datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
+        datetime.min.replace(tzinfo=UTC),
+    ]
+    assert [event and event.headers for event in events][1:4] == [{}, {"h": b"1"}, {}]
+
+
+def test_times_survive_a_scale_between_write_and_store_and_a_merge_of_a_transaction(client: rg.Client) -> None:
+    expected = {}
+    with client.writer(STREAM) as writer, writer.transaction() as transaction:
+        client.streams.scale(STREAM, split=[0])
+        for number in range(200):
+            data, time = b"%d" % number, None if number % 3 else START + timedelta(seconds=number)
+            (transaction if number % 2 else writer).write(data, f"k{number}", event_time=time)
+            expected[data] = time
+    assert dict(times_of(client)) == expected
+
+
+@pytest.mark.parametrize("time", WRONG, ids=repr)
+def test_what_is_no_time_with_a_timezone_is_refused_and_nothing_is_written(client: rg.Client, time: object) -> None:
+    with client.writer(STREAM) as writer:
+        with pytest.raises(rg.InvalidArgumentError, match="event_time"):
+            writer.write(b"x", event_time=time)  # type: ignore[arg-type]
+        with pytest.raises(rg.InvalidArgumentError, match="event_time"):
+            writer.write_many([b"x"], event_time=time)  # type: ignore[arg-type]
+        with writer.transaction() as transaction, pytest.raises(rg.InvalidArgumentError, match="event_time"):
+            transaction.write(b"x", event_time=time)  # type: ignore[arg-type]
+    assert times_of(client) == []
+
+
+def test_arrow_has_the_times_on_request(client: rg.Client) -> None:
+    with client.writer(STREAM) as writer:
+        for number in range(100):
+            writer.write(b"%d" % number, event_time=START + timedelta(seconds=number) if number % 2 else None)
+        writer.flush()
+        writer.write_many([b"x"] * 50, event_time=START)
+        writer.flush()
+        writer.write_many([b"y"] * 50)
+    with client.groups.create("g", streams=[STREAM]).reader() as reader:
+        found = []
+        while len(found) < 200:
+            found += reader.read_arrow(columns=["event_time"])["event_time"].to_pylist()
+    assert found == [time for _, time in times_of(client)]
+    assert len({*found}) == 52
+
+
+def test_events_made_for_a_test_can_have_times() -> None:
+    assert make_event(b"x", event_time=START).event_time == START
+    assert make_event(b"x").event_time is None
+    assert [event.event_time for event in make_batch([b"x", b"y"], event_times=[START, None])] == [START, None]
