@@ -112,6 +112,7 @@ if TYPE_CHECKING:
         StreamInfo,
     )
     from .streams.event import Event, EventBatch, EventPointer, Position
+    from .streams.event_time.marks import TimeWindow
     from .streams.retention.applying import RetentionReport
     from .streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer, Serializer
     from .streams.transactions.staging import StagedPart, Staging
@@ -234,6 +235,7 @@ __all__ = [
     "StreamCut",
     "StreamExistsError",
     "StreamInfo",
+    "TimeWindow",
     "Transaction",
     "Transactions",
     "Transition",
@@ -286,6 +288,7 @@ _MODULES = {
     ".scaling.retry": "DeadLetter DelayedRetry RetryPolicy",
     ".streams.config": "RetentionPolicy ScalingPolicy ScalingReport SegmentId StreamConfig StreamCut StreamInfo",
     ".streams.event": "Event EventBatch EventPointer Position",
+    ".streams.event_time.marks": "TimeWindow",
     ".streams.retention.applying": "RetentionReport",
     ".streams.serializers": "BytesSerializer JsonSerializer MsgpackSerializer PydanticSerializer Serializer",
     ".streams.transactions.staging": "StagedPart Staging",

@@ -24,6 +24,7 @@ from synchronizer.threads.stepping import Stepped, step_each
 from .batch.client import BatchClient
 from .closable import Closable
 from .group.manager import ReaderGroupManager
+from .streams.event_time.noting import EVENT_TIME_TIMEOUT_SECONDS
 from .streams.maintenance import maintain_in_background
 from .streams.manager import StreamManager
 from .streams.serializers import Serializer, serializer_or_bytes
@@ -184,7 +185,12 @@ class Client:
 
     @overload
     def writer(
-        self, stream: str, *, timeout: float | None = None, max_event_bytes: int | None = None
+        self,
+        stream: str,
+        *,
+        event_time_timeout_seconds: float = ...,
+        timeout: float | None = None,
+        max_event_bytes: int | None = None,
     ) -> EventWriter[bytes]: ...
     @overload
     def writer(
@@ -192,6 +198,7 @@ class Client:
         stream: str,
         *,
         serializer: Serializer[T],
+        event_time_timeout_seconds: float = ...,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
     ) -> EventWriter[T]: ...
@@ -200,6 +207,7 @@ class Client:
         stream: str,
         *,
         serializer: Serializer[Any] | None = None,
+        event_time_timeout_seconds: float = EVENT_TIME_TIMEOUT_SECONDS,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
     ) -> EventWriter[Any]:
@@ -208,6 +216,8 @@ class Client:
         Args:
             stream: The stream, ``scope/name``.
             serializer: Turns values into bytes. Default: events are bytes.
+            event_time_timeout_seconds: For how long the watermark of the stream waits for a writer that notes times and
+                is silent. Default: a minute.
             timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
             max_event_bytes: The largest event that ``write`` takes, with its headers: from 8 MiB, the default, to
                 1 GiB; on NATS to 15.9 MiB. An event over 8 MiB is stored in chunks before ``write`` returns, and
@@ -222,6 +232,7 @@ class Client:
             self.streams,
             stream,
             serializer=serializer_or_bytes(serializer),
+            event_time_timeout_seconds=event_time_timeout_seconds,
             timeout=timeout,
             max_event_bytes=max_event_bytes,
         )

@@ -22,6 +22,7 @@ from synchronizer.threads.background import starting
 from ..client import DEFAULT_TIMEOUT_SECONDS
 from ..client import Client as SyncClient
 from ..client import connect as connect_sync
+from ..streams.event_time.noting import EVENT_TIME_TIMEOUT_SECONDS
 from ..streams.serializers import Serializer, serializer_or_bytes
 from ..streams.writing.writer import EventWriter as SyncWriter
 from .calls import Calls
@@ -148,7 +149,12 @@ class Client:
 
     @overload
     def writer(
-        self, stream: str, *, timeout: float | None = None, max_event_bytes: int | None = None
+        self,
+        stream: str,
+        *,
+        event_time_timeout_seconds: float = ...,
+        timeout: float | None = None,
+        max_event_bytes: int | None = None,
     ) -> Opening[EventWriter[bytes]]: ...
     @overload
     def writer(
@@ -156,6 +162,7 @@ class Client:
         stream: str,
         *,
         serializer: Serializer[T],
+        event_time_timeout_seconds: float = ...,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
     ) -> Opening[EventWriter[T]]: ...
@@ -164,6 +171,7 @@ class Client:
         stream: str,
         *,
         serializer: Serializer[Any] | None = None,
+        event_time_timeout_seconds: float = EVENT_TIME_TIMEOUT_SECONDS,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
     ) -> Opening[EventWriter[Any]]:
@@ -172,6 +180,7 @@ class Client:
         Args:
             stream: The stream, ``scope/name``.
             serializer: Turns values into bytes, on the event loop. Default: events are bytes.
+            event_time_timeout_seconds: As of `Client.writer`. Default: a minute.
             timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
             max_event_bytes: The largest event that ``write`` takes, as of `Client.writer`. A writer of events over
                 8 MiB writes each event in a thread.
@@ -186,6 +195,7 @@ class Client:
             self._sync.streams,
             stream,
             serializer=serializer_or_bytes(serializer),
+            event_time_timeout_seconds=event_time_timeout_seconds,
             timeout=timeout,
             max_event_bytes=max_event_bytes,
         )

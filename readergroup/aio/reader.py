@@ -26,6 +26,7 @@ from ..group.reader import EVENTS_AHEAD
 from ..group.reader_group import ReaderGroup
 from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch, Position
+from ..streams.event_time.marks import TimeWindow
 from ..streams.serializers import Serializer
 from .calls import Calls, close_threads
 from .facade import Plain
@@ -198,6 +199,10 @@ class Reader(Generic[T]):
         deadline = self._new_deadline(timeout)
         self._wrapped.note_processed(event)
         await self._calls.run(partial(self._wrapped.store_positions, deadline), is_certain=True)
+
+    async def time_window(self, stream: str, *, timeout: float | None = None) -> TimeWindow:
+        """Return where the group stands in the event time of a stream. See `Reader.time_window`."""
+        return await self._calls.run(partial(self._wrapped.time_window, stream, timeout=timeout))
 
     def position(self) -> Position:
         """Return the reader's offset in each of its segments; all events before it are processed."""

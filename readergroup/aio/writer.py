@@ -95,6 +95,14 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         write = partial(self._wrapped.write_many, events, routing_key, headers, event_time=event_time)
         await self._write(write, wait)
 
+    def note_time(self, time: datetime) -> None:
+        """Note that no event written from now on has an event time before ``time``. See `EventWriter.note_time`.
+
+        Args:
+            time: With a timezone.
+        """
+        self._wrapped.note_time(time)
+
     async def write_batch(
         self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None, *, wait: bool = False
     ) -> None:

@@ -193,6 +193,8 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     earlier = sorted(set(found.head.offsets) - set(found.segments), key=_number_of)
     if earlier:
         say(f"\nThe data at the head starts in earlier segments: {_places(found.head, earlier)}.")
+    if found.watermark is not None:
+        say(f"\nWatermark of event time: {found.watermark.isoformat(timespec='milliseconds')}")
     if found.scaling is not None:
         show_scaling(found.config.scaling, found.scaling)
     if report is not None:

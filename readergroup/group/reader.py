@@ -48,6 +48,9 @@ from .updater import GroupUpdater, check_same_stream
 if TYPE_CHECKING:
     import pyarrow
 
+    from ..streams.event_time.marks import TimeWindow
+    from .time_windows import TimeWindows
+
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
@@ -118,6 +121,7 @@ class Reader(Generic[T]):
         self._process_id = os.getpid()
         self._is_cut_off = False  # from the store, and this was logged
         self._pace = Pace(self._clock)
+        self._windows: TimeWindows | None = None  # once they are asked for
 
         self._segments: AssignedSegments[T] = AssignedSegments(self._store, self._clock)
         self._progress = Progress(self._segments, auto_commit=auto_commit, counters=updater.counters)
@@ -303,6 +307,29 @@ class Reader(Generic[T]):
     def position(self) -> Position:
         """Return the reader's offset in each of its segments; all events before it are processed."""
         return {segment: each.offset for segment, each in self._progress.positions(moved_only=False).items()}
+
+    def time_window(self, stream: str, *, timeout: float | None = None) -> TimeWindow:
+        """Return where the group stands in the event time of a stream: between which of its watermarks.
+
+        The group stands where this reader stands now, and where the others have committed. The answer is looked up at
+        most once a second. Both bounds are None if no writer of the stream notes times.
+
+        Args:
+            stream: One of the streams that the group reads.
+            timeout: Seconds to wait for the store. Default: the client's.
+
+        Raises:
+            InvalidArgumentError: The group does not read the stream.
+            DeadlineExceededError: The store did not answer in time.
+        """
+        deadline = self._enter(timeout)
+        check_type(stream, str, "stream")
+        if self._windows is None:
+            with loading():
+                from .time_windows import TimeWindows
+
+            self._windows = TimeWindows(self._updater)
+        return self._windows.of(stream, self._progress.positions(moved_only=False), deadline)
 
     @property
     def assigned_segments(self) -> Collection[SegmentId]:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from numbers import Real
 from typing import Annotated, Final, Literal, NamedTuple, NewType, Self
@@ -492,6 +492,9 @@ class StreamInfo(FrozenModel):
     sealed: bool
     #: The answer of ``streams.info`` has it, if the stream's policy scales by itself.
     scaling: ScalingReport | None = None
+    #: The answer of ``streams.info`` has it, if writers have noted times: all events before it are stored, of the
+    #: writers that counted.
+    watermark: datetime | None = None
 
     def _repr_html_(self) -> str:
         return html_table(

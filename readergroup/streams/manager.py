@@ -20,8 +20,10 @@ from synchronizer import (
     InvalidArgumentError,
     Map,
     NotFoundError,
+    ReaderGroupError,
     SegmentStore,
     StateSynchronizer,
+    UnknownUpdateError,
     Update,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
@@ -48,10 +50,12 @@ from .config import (
 )
 from .copy_parts import OnProgress
 from .copying import By, Copies
+from .data.moments import time_of
 from .data.places import Place
 from .data.write_batch import check_key
 from .data_segments import DataSegments
 from .deletions import Deletions
+from .event_time.watermarks import Watermarks
 from .maintenance import Maintenance
 from .metadata import StreamMetadata, check_not_replaced
 from .pending import PendingChanges
@@ -115,6 +119,8 @@ class StreamManager:
         self._scaling: Final = StreamScaling(self.metadata, self._data, self._pending)
         #: Applies all policies, when they are due.
         self.maintenance: Final = Maintenance([self.retention, self._scaling])
+        #: The watermarks of streams whose writers note times.
+        self.watermarks: Final = Watermarks(self.metadata, self._data, self._pending)
         #: The steps of `copy`, for a caller that copies the parts elsewhere.
         self.copies = Copies(self.metadata, self._data, self._pending)
         #: For transactions.
@@ -455,12 +461,17 @@ class StreamManager:
                 self._deletions = Deletions(self.metadata, self._data)
             deletions = self._deletions
         deletions.delete(name, self.metadata.deadline(timeout))
+        with suppress(ReaderGroupError):  # what is left is ignored
+            self.watermarks.forget(name)
 
     def info(self, name: str, *, timeout: float | None = None) -> StreamInfo:
         """Return a description of the stream as it is now, with its load if it scales by itself."""
         deadline = self.metadata.deadline(timeout)
         state = self._pending.fetch_state(name, deadline)
         info = self._data.info(state, deadline)
+        with suppress(UnknownUpdateError):
+            time = self.watermarks.history(name, state.incarnation).time
+            info = info if time is None else info.model_copy(update={"watermark": time_of(time)})
         report = self._scaling.report(state)
         return info if report is None else info.model_copy(update={"scaling": report})
 

@@ -37,6 +37,7 @@ from synchronizer.threads.loading import loading
 
 from ..config import check_name, check_stream_name, staging_prefix
 from ..data.block import Headers
+from ..event_time.noting import TimeHold
 from ..manager import StreamManager
 from ..serializers import Serializer, check_takes_bytes, checked_dumps, checked_lists, serializer_or_bytes
 from ..state import AbortTransaction, CommitTransaction, ForgetTransactions, StreamState
@@ -157,6 +158,7 @@ class Transaction(Generic[T]):
         serializer: Serializer[T],
         timeout: float,
         before_commit: Callable[[], None],
+        earliest: TimeHold,
         max_event_bytes: int | None = None,
     ) -> None:
         self.stream = stream
@@ -165,6 +167,7 @@ class Transaction(Generic[T]):
         self._serializer = serializer
         self._timeout = timeout
         self._before_commit = before_commit
+        self._earliest = earliest
         self._key = secrets.token_hex(12)
         self._thread = threading.get_ident()
         self._staging: Staging[T] | None = None
@@ -181,6 +184,8 @@ class Transaction(Generic[T]):
     ) -> None:
         """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
         self._check_open()
+        if event_time is not None:
+            self._earliest.check(event_time)
         self._staged().write(event, routing_key, headers, event_time=event_time)
 
     def write_batch(self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None) -> None:
@@ -259,6 +264,7 @@ class Transaction(Generic[T]):
                 self._give_up()
             raise
         self._is_over = True
+        self._earliest.release()
 
     def abort(self) -> None:
         """Give up the events. Aborting twice is no error. A committed transaction raises `InvalidArgumentError`."""
@@ -270,6 +276,7 @@ class Transaction(Generic[T]):
         else:
             self._commit = None
             self._is_over = True
+            self._earliest.release()
 
     def __enter__(self) -> Self:
         return self
@@ -294,6 +301,7 @@ class Transaction(Generic[T]):
 
     def _give_up(self) -> None:
         self._is_over = True
+        self._earliest.release()
         if self._staging is not None:
             try:
                 self._staging.discard()

@@ -55,7 +55,7 @@ from synchronizer.threads.loading import loading
 from synchronizer.threads.task_threads import Task
 
 from ..data.block import MAX_EVENT_BYTES, Headers
-from ..data.moments import microseconds_of
+from ..data.moments import microseconds_of, time_of
 from ..data.write_batch import (
     BATCH_BYTES,
     EVENT_BYTES,
@@ -67,6 +67,7 @@ from ..data.write_batch import (
     checked_headers,
     is_for_chunks,
 )
+from ..event_time.noting import EVENT_TIME_TIMEOUT_SECONDS, TimeNotes, check_not_ahead
 from ..manager import StreamManager
 from ..serializers import BytesSerializer, Serializer, check_takes_bytes, checked_dumps, checked_lists
 from ..state import StreamState
@@ -141,11 +142,13 @@ class EventWriter(Generic[T]):
         stream: str,
         *,
         serializer: Serializer[T],
+        event_time_timeout_seconds: float = EVENT_TIME_TIMEOUT_SECONDS,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
     ) -> None:
         self.stream = stream
         check_duration(timeout, "timeout", or_none=True)
+        check_duration(event_time_timeout_seconds, "event_time_timeout_seconds", above_zero=True)
         #: The most bytes of an event with its headers that `write` takes.
         self.max_event_bytes = check_max_event_bytes(max_event_bytes, manager.store)
         self.timeout = manager.timeout if timeout is None else timeout
@@ -181,6 +184,15 @@ class EventWriter(Generic[T]):
         self._lane_of_key = self._lanes.of_key  # for `write`
         self._appender = BatchAppender(manager.store, self._clock, manager.counters.streams[stream])
         self._appender.begin(state)
+        self._notes = TimeNotes(
+            manager,
+            state,
+            self._appender.writer_id,
+            lock=self._lock,
+            written_upto=self._written_upto,
+            has_failed=lambda: self._failure is not None,
+            timeout_seconds=event_time_timeout_seconds,
+        )
         # Before the start: if an interrupt follows, closing the client still ends the thread.
         opened(self)
         manager.open_writers.add(self)
@@ -303,7 +315,7 @@ class EventWriter(Generic[T]):
         """Store one large event in a transaction, and return when it is in the stream."""
         with self._lock:
             self._check_writable()
-        transaction = self._transaction(BytesSerializer())
+            transaction = self._transaction(BytesSerializer())
         try:
             with transaction:
                 transaction.write(event, routing_key, headers, event_time=event_time)
@@ -324,6 +336,8 @@ class EventWriter(Generic[T]):
         if self._unstored > MAX_UNSTORED_BYTES:
             self._wait_for_room()
         with self._lock:
+            if time is not None:
+                self._admit(time, "event_time")
             try:
                 lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
             except TypeError:  # an unhashable key
@@ -341,6 +355,41 @@ class EventWriter(Generic[T]):
             except BaseException:
                 self._mend(lane, count)
                 raise
+
+    def note_time(self, time: datetime) -> None:
+        """Note that every event written here from now on has an event time of ``time`` or later, or none.
+
+        The watermark of the stream follows the earliest of the times that its writers have noted. The time is stored in
+        the background, after all events written before, at most once a second.
+
+        Args:
+            time: With a timezone. At most a day ahead of the clock, and not earlier than the time noted last.
+
+        Raises:
+            InvalidArgumentError: The time is wrong. It is not noted.
+            ReaderGroupError: As `write`.
+        """
+        microseconds = microseconds_of(time, "time")
+        check_not_ahead(time, microseconds, self._clock.time())
+        with self._lock:
+            self._check_usable()
+            self._admit(microseconds, "time")
+            self._notes.noted = microseconds
+        self._notes.schedule()
+
+    def _admit(self, time: int, name: str) -> None:
+        """Refuse an event time that is earlier than the one noted. Lock held."""
+        if time < self._notes.noted:
+            raise InvalidArgumentError(
+                f"{name} is earlier than the time that this writer has noted; write the event without event_time, or "
+                "note times later",
+                stream=self.stream,
+                noted=str(time_of(self._notes.noted)),
+            )
+
+    def _written_upto(self) -> int:
+        """Return the number of the round after which all events written by now are stored. Lock held."""
+        return self._rounds_taken + self._lanes.have_events
 
     def write_batch(self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None) -> None:
         """Write many events at once, as one `write` for each in this order, but several times as fast.
@@ -497,9 +546,10 @@ class EventWriter(Generic[T]):
         """
         with self._lock:
             self._check_usable()
-        return self._transaction(self._serializer)
+            return self._transaction(self._serializer)
 
     def _transaction(self, serializer: Serializer[U]) -> Transaction[U]:
+        """Return a transaction that keeps the noted time from passing its events. Lock held."""
         return Transaction(
             self._manager,
             self.stream,
@@ -507,6 +557,7 @@ class EventWriter(Generic[T]):
             timeout=self.timeout,
             before_commit=self.flush,
             max_event_bytes=self.max_event_bytes,
+            earliest=self._notes.hold(),
         )
 
     # ------------------------------------------------------------------ waiting for it
@@ -530,7 +581,7 @@ class EventWriter(Generic[T]):
         try:
             with self._lock:
                 self._raise_failure()
-                round_number = self._rounds_taken + self._lanes.have_events
+                round_number = self._written_upto()
                 self._flushing.add(call)
                 if self._lanes.have_events and not self._round:
                     self._schedule()
@@ -597,12 +648,14 @@ class EventWriter(Generic[T]):
                 self._raise_failure()
         self._end()
         if self._failure is None:
+            self._notes.end()
             self._appender.remove_event_numbers()
             self._manager.finished_keys.forget_now(self.stream)
 
     def _end(self) -> None:
         """Send nothing more, after a running append."""
         self._ended = True
+        self._notes.stop()
         for _ in range(2):  # a failure rings before the step ends
             with self._lock:
                 if not self._is_stepping:
@@ -735,6 +788,7 @@ class EventWriter(Generic[T]):
             self._rounds_done += 1
             self._is_idle = not self._unstored
             due = None if self._is_idle else self._next_round_at()
+            self._notes.on_round(self._rounds_done)
         if self._manager.maintenance.is_due:
             self._task.help(self._maintain, 1)
         return due

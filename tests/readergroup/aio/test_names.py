@@ -69,7 +69,7 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
         "StateSynchronizer.clock", "StateSynchronizer.store", "StateSynchronizer.timeout", "StreamManager.clock",
         "StreamManager.copies", "StreamManager.finished_keys", "StreamManager.maintenance", "StreamManager.metadata",
         "StreamManager.open_writers",
-        "StreamManager.retention", "StreamManager.store", "StreamManager.writer_threads",
+        "StreamManager.retention", "StreamManager.store", "StreamManager.watermarks", "StreamManager.writer_threads",
         "ReaderGroup.counters", "StreamManager.counters",
         "PollingNotifier.synchronizer", "Barrier.synchronizer", "LeaderElection.synchronizer",
         "Membership.synchronizer", "SharedConfig.synchronizer", "SharedCounter.synchronizer",

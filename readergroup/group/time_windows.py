@@ -1,0 +1,65 @@
+"""Where a group stands in the event time of its streams, as one of its readers sees it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from synchronizer import Deadline, InvalidArgumentError, NotFoundError
+
+from ..streams.event_time.marks import TimeWindow, Watermark
+from ..streams.state import StreamState
+from .lag import positions
+from .model.positions import Positions
+from .updater import GroupUpdater, check_same_stream
+
+#: For how long an answer is repeated.
+_FRESH_SECONDS: Final = 1.0
+
+
+class TimeWindows:
+    """Looks up time windows for one reader, each at most once a second."""
+
+    def __init__(self, updater: GroupUpdater) -> None:
+        self._updater = updater
+        self._known: dict[str, tuple[float, TimeWindow]] = {}
+
+    def of(self, stream: str, own: Positions, deadline: Deadline) -> TimeWindow:
+        """Return the window of the group in a stream. ``own`` are the positions of the reader, committed or not."""
+        now = self._updater.synchronizer.clock.monotonic()
+        known = self._known.get(stream)
+        if known is None or now >= known[0] + _FRESH_SECONDS:
+            known = self._known[stream] = now, self._look(stream, own, deadline)
+        return known[1]
+
+    def _look(self, stream: str, own: Positions, deadline: Deadline) -> TimeWindow:
+        # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
+        leases = self._updater.leases()
+        state = self._updater.synchronizer.fetch_updates(timeout=deadline.remaining())
+        if stream not in state.streams:
+            raise InvalidArgumentError(
+                "the group does not read this stream", stream=stream, reads=", ".join(sorted(state.streams))
+            )
+        offsets = dict(positions(state, leases))
+        for segment, position in own.items():
+            found = state.segments.get(segment)
+            if found is not None and found.token == position.token:
+                offsets[segment] = max(offsets[segment], position.offset)
+        streams = self._updater.streams
+        metadata = streams.fetch_state(stream, timeout=deadline.remaining())
+        check_same_stream(metadata, state.streams[stream].incarnation)
+        history = streams.watermarks.history(stream, metadata.incarnation)
+        cut = state.cuts_at({segment: offsets[segment] for segment in state.offsets})[stream]
+
+        def is_passed(watermark: Watermark) -> bool:
+            return _is_forgotten(metadata, watermark) or metadata.precedes(metadata.cut(watermark.offsets), cut)
+
+        return history.window(is_passed)
+
+
+def _is_forgotten(metadata: StreamState, watermark: Watermark) -> bool:
+    """Return whether the stream was truncated so far, and so long ago, that nothing before the watermark is left."""
+    try:
+        metadata.check_cut(metadata.cut(watermark.offsets))
+    except (NotFoundError, InvalidArgumentError):
+        return True
+    return False

@@ -1,0 +1,129 @@
+"""The times that the writers of a stream have noted, and its watermarks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple, Self
+
+import msgpack
+
+from synchronizer import Map, UnknownUpdateError
+
+from ..config import FrozenModel
+from ..data.moments import time_of
+
+_FORMAT: Final = 1
+#: Neighbours of a watermark are at most this part of its age apart.
+_PRECISION: Final = 1 / 8
+#: Beyond this size, which hundreds of segments reach, watermarks are further apart.
+_MAX_BYTES: Final = 64 * 1024
+
+
+class TimeWindow(FrozenModel):
+    """Between which watermarks of a stream a reader group stands."""
+
+    #: The group has processed all earlier events of the writers that counted; None if no watermark is that early.
+    lower_bound: datetime | None
+    #: What ``lower_bound`` becomes when the group has reached the next watermark; None if there is no later one yet.
+    upper_bound: datetime | None
+
+
+class Mark(NamedTuple):
+    """What one writer of a stream has noted: all its earlier events are stored, and it writes no further ones."""
+
+    incarnation: str
+    #: In microseconds since 1970, as all event times.
+    time: int
+    #: When, by the clock of the writer, in seconds since 1970.
+    stored_at: float
+    #: After how many seconds without a new mark the writer counts no more.
+    timeout_seconds: float
+
+    def counts_at(self, now: float) -> bool:
+        return abs(now - self.stored_at) <= self.timeout_seconds
+
+    def encode(self) -> bytes:
+        return bytes(msgpack.packb([_FORMAT, *self]))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        return cls(*_unpacked(data))
+
+
+def watermark_of(marks: Iterable[Mark], incarnation: str, now: float) -> int | None:
+    """Return the time before which all events of the writers that count are stored; None if no writer counts."""
+    times = (mark.time for mark in marks if mark.incarnation == incarnation and mark.counts_at(now))
+    return min(times, default=None)
+
+
+class Watermark(NamedTuple):
+    """All events before ``time``, of the writers that counted, are before the cut."""
+
+    time: int
+    #: When it was found, in seconds since 1970.
+    at: float
+    #: The cut, by number of segment.
+    offsets: Mapping[int, int]
+
+
+class WatermarkHistory(NamedTuple):
+    """Watermarks of one incarnation of a stream, the earliest first. The older they are, the further apart."""
+
+    incarnation: str
+    watermarks: tuple[Watermark, ...]
+
+    def encode(self) -> bytes:
+        rows = [[time, at, dict(sorted(offsets.items()))] for time, at, offsets in self.watermarks]
+        return bytes(msgpack.packb([_FORMAT, self.incarnation, rows]))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Raise `UnknownUpdateError` if a newer release wrote it."""
+        incarnation, rows = _unpacked(data)
+        return cls(incarnation, tuple(Watermark(time, at, Map(offsets)) for time, at, offsets in rows))
+
+    @property
+    def time(self) -> int | None:
+        """The newest watermark."""
+        return self.watermarks[-1].time if self.watermarks else None
+
+    def with_watermark(self, found: Watermark) -> Self:
+        """Add a later watermark."""
+        precision, thinned = _PRECISION, self._replace(watermarks=(*self.watermarks, found))
+        while True:
+            thinned = thinned._replace(watermarks=tuple(_needed(thinned.watermarks, precision)))
+            if precision >= 1 or len(thinned.encode()) <= _MAX_BYTES:
+                return thinned
+            precision *= 2
+
+    def window(self, is_passed: Callable[[Watermark], bool]) -> TimeWindow:
+        """Return where a group stands; ``is_passed``: it has processed all that is before the cut of this watermark."""
+        later: int | None = None
+        for each in reversed(self.watermarks):
+            if is_passed(each):
+                return _window(each.time, later)
+            later = each.time
+        return _window(None, later)
+
+
+def _window(lower: int | None, upper: int | None) -> TimeWindow:
+    bounds = [None if bound is None else time_of(bound) for bound in (lower, upper)]
+    return TimeWindow(lower_bound=bounds[0], upper_bound=bounds[1])
+
+
+def _needed(watermarks: Sequence[Watermark], precision: float) -> Iterator[Watermark]:
+    now = watermarks[-1].at
+    before: Watermark | None = None  # the last one that is kept
+    for each, after in zip(watermarks, [*watermarks[1:], None], strict=True):
+        if before is None or after is None or after.at - before.at > precision * (now - each.at):
+            before = each
+            yield each
+
+
+def _unpacked(data: bytes) -> list[Any]:
+    rest: list[Any]
+    number, *rest = msgpack.unpackb(data, strict_map_key=False)
+    if number != _FORMAT:
+        raise UnknownUpdateError("a newer release wrote the event time of this stream; deploy that release here")
+    return rest

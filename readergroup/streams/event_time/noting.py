@@ -1,0 +1,187 @@
+"""Stores what a writer notes about event time, in the background, after the events that it wrote before."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from synchronizer import ClosedError, InvalidArgumentError, ReaderGroupError
+from synchronizer.threads.task_threads import Task
+
+from ..data.block import NO_TIME
+from ..data.moments import microseconds_of, time_of
+from ..manager import StreamManager
+from ..state import StreamState
+from .marks import Mark
+
+#: After how many seconds without a note a writer counts no more, by default.
+EVENT_TIME_TIMEOUT_SECONDS: Final = 60.0
+#: The least time between two marks of a writer.
+INTERVAL_SECONDS: Final = 1.0
+#: How often a writer with automatic notes stores them while it writes nothing.
+_IDLE_SECONDS: Final = 5.0
+_DAY_SECONDS: Final = 24 * 3600
+
+_logger = logging.getLogger(__name__)
+
+
+def check_not_ahead(time: datetime, microseconds: int, now: float) -> None:
+    """Refuse a time that would end the event time of a stream, because a watermark never goes back."""
+    if microseconds > (now + _DAY_SECONDS) * 1_000_000:
+        raise InvalidArgumentError("time is over a day ahead of the clock; a watermark never goes back", time=str(time))
+
+
+class TimeHold:
+    """Keeps the mark of a writer from passing the events of an open transaction."""
+
+    def __init__(self, notes: TimeNotes, earliest: int) -> None:
+        self._notes = notes
+        self.earliest = earliest
+
+    def check(self, event_time: datetime) -> None:
+        """Refuse an event time before the one that the writer had noted when the transaction began."""
+        if microseconds_of(event_time, "event_time") < self.earliest:
+            raise InvalidArgumentError(
+                "event_time is earlier than the time that the writer had noted when the transaction began; write the "
+                "event without event_time, or note times later",
+                noted=str(time_of(self.earliest)),
+            )
+
+    def release(self) -> None:
+        """The transaction is over: its events are in the stream, or never will be."""
+        self._notes.release(self)
+
+
+class TimeNotes:
+    """The time that a writer has noted. It has no thread before the first note.
+
+    Args:
+        manager: The streams.
+        state: The stream.
+        writer_id: The id of the writer.
+        lock: The lock of the writer, which guards what is noted.
+        written_upto: Returns the round of the writer after which all events written by now are stored. Lock held.
+        has_failed: Returns whether the writer stores no more events. Lock held.
+        timeout_seconds: After how long a silence the writer counts no more.
+    """
+
+    def __init__(
+        self,
+        manager: StreamManager,
+        state: StreamState,
+        writer_id: bytes,
+        *,
+        lock: threading.Lock,
+        written_upto: Callable[[], int],
+        has_failed: Callable[[], bool],
+        timeout_seconds: float,
+    ) -> None:
+        #: No event that is written from now on has an earlier event time.
+        self.noted = NO_TIME
+        self.is_automatic = False
+        self._watermarks = manager.watermarks
+        self._threads = manager.writer_threads
+        self._clock = manager.clock
+        self._stream = state.name
+        self._incarnation = state.incarnation
+        self._writer_id = writer_id
+        self._lock = lock
+        self._storing = threading.Lock()
+        self._written_upto = written_upto
+        self._has_failed = has_failed
+        self._timeout_seconds = timeout_seconds
+        self._task: Task | None = None
+        self._holds: set[TimeHold] = set()
+        self._awaited: tuple[int, int] | None = None  # a time, and the round after which it may be stored
+        self._rounds_done = 0
+        self._stored_round = 0
+        self._next_at = 0.0  # when, on the clock, a mark may be stored
+        self._ended = False
+
+    def schedule(self) -> None:
+        """Let the time be stored that was noted. An interrupted call can be repeated."""
+        if self._task is None:
+            task = Task(self._threads, self._step)
+            task.begin()
+            self._task = task
+        self._task.schedule(max(self._next_at, self._clock.monotonic()))
+
+    def hold(self) -> TimeHold:
+        """Keep the mark where it is until a transaction that begins now is over. Lock held."""
+        hold = TimeHold(self, self.noted)
+        self._holds.add(hold)
+        return hold
+
+    def release(self, hold: TimeHold) -> None:
+        self._holds.discard(hold)
+
+    def on_round(self, done: int) -> None:
+        """Take note that the writer has stored this round of events. Lock held."""
+        self._rounds_done = done
+        if self._awaited is not None and self._task is not None:
+            self._task.schedule(self._next_at)
+
+    def _time(self) -> int:
+        """Return the time before which no event will be written. Lock held."""
+        if self.is_automatic:
+            self.noted = max(self.noted, int(self._clock.time() * 1_000_000))
+        return min([self.noted, *(hold.earliest for hold in self._holds)])
+
+    def _step(self) -> float | None:
+        """Store the time if the events before it are stored; return when, on the clock, there is more to do."""
+        with self._lock:
+            if self._ended or self._has_failed():
+                return None
+            if self._awaited is None:
+                self._awaited = self._time(), self._written_upto()
+            time, number = self._awaited
+            is_stored = self._rounds_done >= number
+        self._next_at = self._clock.monotonic() + INTERVAL_SECONDS
+        if not is_stored:
+            return self._next_at  # `on_round` may be earlier
+        if time != NO_TIME:
+            try:
+                with self._storing:
+                    if self._ended:
+                        return None
+                    self._watermarks.note(self._stream, self._writer_id, self._mark(time))
+            except ClosedError:
+                return None
+            except ReaderGroupError as error:
+                _logger.info("the event time of %s is stored later: %s", self._stream, error)
+                return self._next_at
+        with self._lock:
+            self._awaited = None
+            is_idle, self._stored_round = number == self._stored_round, number
+            if self.noted > time:
+                return self._next_at
+        if not self.is_automatic:
+            return None
+        return self._next_at + (min(_IDLE_SECONDS, self._timeout_seconds / 4) if is_idle else 0.0)
+
+    def stop(self) -> None:
+        """Store nothing more in the background."""
+        self._ended = True
+        if self._task is not None:
+            self._task.end(0.0)
+
+    def end(self) -> None:
+        """Store the last time; after that the writer counts no more. All events are stored."""
+        if self._task is None:
+            return
+        with self._lock:
+            time = self._time()
+        try:
+            with self._storing:
+                if time != NO_TIME:
+                    self._watermarks.note(self._stream, self._writer_id, self._mark(time))
+                if not self._holds:  # a transaction with an unknown outcome keeps the mark until its timeout
+                    self._watermarks.end(self._stream, self._writer_id)
+        except ReaderGroupError as error:
+            _logger.info("the last event time of a writer of %s is not stored: %s", self._stream, error)
+
+    def _mark(self, time: int) -> Mark:
+        return Mark(self._incarnation, time, self._clock.time(), self._timeout_seconds)

@@ -1,0 +1,126 @@
+"""The watermarks of the streams of a store, without a coordinator.
+
+A segment in the store, the registry, has an attribute for each writer that notes times, its `Mark`, and one for each
+stream, its `WatermarkHistory`. A writer that has stored its mark reads all marks of the stream, and adds the watermark
+that follows from them, by compare-and-set. Nobody else needs to: without a new mark the watermark does not move.
+
+The order of the steps is what makes a watermark right. A writer stores a mark after all its earlier events. A watermark
+is the earliest of the marks, and its cut is read after them. So the events before it, of all writers whose marks count,
+are before the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from synchronizer import (
+    ANY,
+    Appended,
+    AttributeChange,
+    Deadline,
+    NotFoundError,
+    StoreUnavailableError,
+)
+from synchronizer.compare_and_set import remove_attributes
+
+from ..data_segments import DataSegments
+from ..metadata import StreamMetadata
+from ..pending import PendingChanges
+from .marks import Mark, Watermark, WatermarkHistory, watermark_of
+
+REGISTRY: Final = "readergroup/event-time"
+#: A mark of a writer that has not removed it is removed when it is this old.
+_MARK_RETENTION_SECONDS: Final = 24 * 3600.0
+#: How long the calls of one update may take.
+_TIMEOUT_SECONDS: Final = 5.0
+
+
+class Watermarks:
+    """The marks and watermarks of the streams of one client. Threads may share it."""
+
+    def __init__(self, metadata: StreamMetadata, data: DataSegments, pending: PendingChanges) -> None:
+        self._metadata = metadata
+        self._data = data
+        self._pending = pending
+        self._store = metadata.store
+        self._clock = metadata.clock
+
+    def note(self, stream: str, writer_id: bytes, mark: Mark) -> None:
+        """Store the mark of a writer, and the watermark that follows. An interrupted call can be repeated.
+
+        Raises:
+            NotFoundError: The stream is deleted.
+            ReaderGroupError: The store did not answer. Repeat the call.
+        """
+        change = {_mark_of(stream, writer_id): AttributeChange(ANY, mark.encode())}
+        try:
+            answer = self._store.append(REGISTRY, b"", attributes=change)
+        except NotFoundError:
+            self._store.create(REGISTRY)
+            answer = self._store.append(REGISTRY, b"", attributes=change)
+        if not isinstance(answer, Appended):
+            raise StoreUnavailableError("the store did not answer whether it has stored an event time", stream=stream)
+        self.advance(stream)
+
+    def end(self, stream: str, writer_id: bytes) -> None:
+        """Let a writer count no more that writes no further events."""
+        remove_attributes(self._store, REGISTRY, {_mark_of(stream, writer_id): ANY})
+        self.advance(stream)
+
+    def advance(self, stream: str) -> None:
+        """Add the watermark that follows from the marks, if it is later than the last one."""
+        prefix, name = _prefix_of_marks(stream), _history_of(stream)
+        stored = self._attributes(names=[name]).get(name)
+        marks = {each: Mark.decode(value) for each, value in self._attributes(prefix).items()}
+        deadline = Deadline(self._clock, min(_TIMEOUT_SECONDS, self._metadata.timeout))
+        state = self._pending.fetch_state(stream, deadline)
+        now = self._clock.time()
+        self._remove_old(marks, now)
+        time = watermark_of(marks.values(), state.incarnation, now)
+        history = self._known(stored, state.incarnation)
+        if time is None or (history.time is not None and time <= history.time):
+            return
+        found = Watermark(time, now, self._data.lengths(state, state.current, deadline))
+        history = history.with_watermark(found)
+        # Lost to another process, whose watermark is as good. The next mark of this writer tries again.
+        self._store.append(REGISTRY, b"", attributes={name: AttributeChange(stored, history.encode())})
+
+    def history(self, stream: str, incarnation: str) -> WatermarkHistory:
+        """Return the watermarks of a stream."""
+        name = _history_of(stream)
+        return self._known(self._attributes(names=[name]).get(name), incarnation)
+
+    def forget(self, stream: str) -> None:
+        """Remove what is stored about a deleted stream."""
+        names = [*self._attributes(_prefix_of_marks(stream)), *self._attributes(names=[_history_of(stream)])]
+        for name in names:
+            remove_attributes(self._store, REGISTRY, {name: ANY})
+
+    def _remove_old(self, marks: Mapping[str, Mark], now: float) -> None:
+        for name, mark in marks.items():
+            if now - mark.stored_at > _MARK_RETENTION_SECONDS + mark.timeout_seconds:
+                remove_attributes(self._store, REGISTRY, {name: mark.encode()})
+
+    @staticmethod
+    def _known(stored: bytes | None, incarnation: str) -> WatermarkHistory:
+        history = None if stored is None else WatermarkHistory.decode(stored)
+        return history if history and history.incarnation == incarnation else WatermarkHistory(incarnation, ())
+
+    def _attributes(self, prefix: str = "", *, names: list[str] | None = None) -> Mapping[str, bytes]:
+        try:
+            return self._store.attributes(REGISTRY, prefix, names=names)
+        except NotFoundError:  # no writer ever noted a time
+            return {}
+
+
+def _prefix_of_marks(stream: str) -> str:
+    return f"mark/{stream}/"
+
+
+def _mark_of(stream: str, writer_id: bytes) -> str:
+    return _prefix_of_marks(stream) + writer_id.hex()
+
+
+def _history_of(stream: str) -> str:
+    return f"history/{stream}"

@@ -1,0 +1,182 @@
+"""Watermarks follow what the writers note, and time windows where a group stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import readergroup as rg
+from tests.waiting import until
+
+STREAM = "home/sensors"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(second: float) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+@pytest.fixture
+def client(store_url: str) -> Iterator[rg.Client]:
+    with rg.connect(store_url) as client:
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+        yield client
+
+
+def watermark(client: rg.Client) -> datetime | None:
+    return client.streams.info(STREAM).watermark
+
+
+def write_and_note(client: rg.Client, *seconds: int) -> None:
+    """One writer for each time: an event a second before it, then the note."""
+    for second in seconds:
+        with client.writer(STREAM) as writer:
+            for key in ("a", "b", "c", "d"):
+                writer.write(str(second).encode(), key, event_time=at(second - 1))
+            writer.note_time(at(second))
+
+
+@pytest.mark.stores
+def test_a_reader_sees_between_which_watermarks_its_group_stands(client: rg.Client) -> None:
+    group = client.groups.create("g", streams=[STREAM])
+    assert watermark(client) is None
+    with group.reader() as reader:
+        assert reader.time_window(STREAM) == rg.TimeWindow(lower_bound=None, upper_bound=None)
+    write_and_note(client, 10)
+    assert watermark(client) == at(10)
+    with group.reader() as reader:
+        assert reader.time_window(STREAM) == rg.TimeWindow(lower_bound=None, upper_bound=at(10))
+        assert [reader.read() for _ in range(4)]
+    with group.reader() as reader:
+        assert reader.time_window(STREAM) == rg.TimeWindow(lower_bound=at(10), upper_bound=None)
+    client.streams.scale(STREAM, split=[0])
+    write_and_note(client, 20)
+    with group.reader() as reader:
+        assert reader.time_window(STREAM) == rg.TimeWindow(lower_bound=at(10), upper_bound=at(20))
+        assert [reader.read() for _ in range(4)]
+        reader.commit()
+        until(lambda: reader.time_window(STREAM).lower_bound == at(20))
+
+
+@pytest.mark.stores
+def test_the_watermark_is_the_earliest_note_of_the_open_writers(client: rg.Client) -> None:
+    with client.writer(STREAM) as fast:
+        with client.writer(STREAM) as slow:
+            slow.note_time(at(5))
+            until(lambda: watermark(client) == at(5))
+            fast.note_time(at(50))
+            slow.note_time(at(6))
+            until(lambda: watermark(client) == at(6))
+            slow.note_time(at(7))
+        # The slow writer has ended, and counts no more.
+        assert watermark(client) == at(50)
+        write_and_note(client, 20)
+        assert watermark(client) == at(50)  # it never goes back
+
+
+def test_a_silent_writer_counts_no_more_after_its_timeout(client: rg.Client) -> None:
+    with (
+        client.writer(STREAM, event_time_timeout_seconds=0.5) as silent,
+        client.writer(STREAM) as other,
+    ):
+        silent.note_time(at(1))
+        until(lambda: watermark(client) == at(1))
+        other.note_time(at(2))
+        second = iter(range(3, 10_000))
+
+        def passes() -> bool:
+            other.note_time(at(next(second)))
+            return (watermark(client) or START) > at(1)
+
+        until(passes)
+
+
+def test_a_note_waits_for_an_open_transaction(client: rg.Client) -> None:
+    with client.writer(STREAM) as writer:
+        writer.note_time(at(1))
+        until(lambda: watermark(client) == at(1))
+        with writer.transaction() as transaction:
+            writer.note_time(at(9))
+            transaction.write(b"x", event_time=at(2))
+            with pytest.raises(rg.InvalidArgumentError, match="when the transaction began"):
+                transaction.write(b"x", event_time=at(0))
+            assert watermark(client) == at(1)
+        until(lambda: watermark(client) == at(9))
+        for end in ("abort", "give up"):
+            transaction = writer.transaction()
+            transaction.write(b"y", event_time=at(9))
+            if end == "abort":
+                transaction.abort()
+            else:
+                with pytest.raises(ZeroDivisionError), transaction:
+                    _ = 1 // 0
+        writer.note_time(at(10))
+        until(lambda: watermark(client) == at(10))
+
+
+def test_what_contradicts_a_note_is_refused(client: rg.Client) -> None:
+    with client.writer(STREAM) as writer:
+        writer.note_time(at(5))
+        writer.write(b"fits", event_time=at(5))
+        writer.write(b"fits")
+        for write in (writer.write, lambda each, event_time: writer.write_many([each], event_time=event_time)):
+            with pytest.raises(rg.InvalidArgumentError, match="earlier than the time that this writer has noted"):
+                write(b"late", event_time=at(4.9))
+        with pytest.raises(rg.InvalidArgumentError, match="earlier"):
+            writer.note_time(at(4))
+    (segments) = client.batch.segment_ranges(STREAM)
+    assert {event.raw for each in segments for event in client.batch.read(each)} == {b"fits"}
+
+
+@pytest.mark.parametrize("time", [datetime(2026, 1, 1), float("nan"), 1, None, "now"], ids=repr)
+def test_only_a_time_with_a_timezone_can_be_noted(client: rg.Client, time: object) -> None:
+    with client.writer(STREAM) as writer, pytest.raises(rg.InvalidArgumentError, match="time"):
+        writer.note_time(time)  # type: ignore[arg-type]
+    assert watermark(client) is None
+
+
+def test_a_time_far_ahead_cannot_be_noted(client: rg.Client) -> None:
+    with client.writer(STREAM) as writer:
+        for time in (datetime.now(UTC) + timedelta(days=1, minutes=1), datetime.max.replace(tzinfo=UTC)):
+            with pytest.raises(rg.InvalidArgumentError, match="ahead"):
+                writer.note_time(time)
+        writer.note_time(datetime.now(UTC) + timedelta(hours=23))
+
+
+def test_a_stream_that_is_created_again_has_no_watermark(client: rg.Client) -> None:
+    write_and_note(client, 10)
+    client.streams.delete(STREAM)
+    client.streams.create(STREAM)
+    assert watermark(client) is None
+    write_and_note(client, 5)
+    assert watermark(client) == at(5)
+
+
+def test_a_group_has_no_window_in_a_stream_that_it_does_not_read(client: rg.Client) -> None:
+    client.streams.create("home/other")
+    with client.groups.create("g", streams=["home/other"]).reader() as reader:
+        with pytest.raises(rg.InvalidArgumentError, match="does not read"):
+            reader.time_window(STREAM)
+        with pytest.raises(rg.InvalidArgumentError):
+            reader.time_window(3)  # type: ignore[arg-type]
+
+
+def test_other_readers_count_where_they_have_committed(client: rg.Client) -> None:
+    write_and_note(client, 10)
+    group = client.groups.create("g", streams=[STREAM])
+    with group.reader("r1") as first, group.reader("r2") as second:
+
+        def both_have_a_segment() -> bool:
+            first.read_batch(1, timeout=0)
+            second.read_batch(1, timeout=0)
+            return len(first.assigned_segments) == len(second.assigned_segments) == 1
+
+        until(both_have_a_segment)
+        for reader in (first, second):
+            while reader.read_batch(timeout=0):
+                pass
+        first.commit()
+        second.commit()
+        until(lambda: first.time_window(STREAM).lower_bound == at(10))
