@@ -172,6 +172,18 @@ class Protocol(RuleBasedStateMachine):
         self.history = before.with_watermark(Watermark(time, now, cut))
         self.made.append((time, cut, counted))
 
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data(), time=st.integers(0, 5), again=st.booleans())
+    def all_steps_of_a_note(self, data: st.DataObject, time: int, again: bool) -> None:
+        self.note(data, time)
+        if again:
+            self.write(data, time)
+        self.mark(data)
+        self.read_marks()
+        if again:
+            self.store(data)
+        self.replace_history(data)
+
     @invariant()
     def no_watermark_passes_an_event_of_a_writer_that_counted(self) -> None:
         for time, cut, counted in self.made:
@@ -185,5 +197,5 @@ class Protocol(RuleBasedStateMachine):
         assert times == sorted(set(times))
 
 
-Protocol.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Protocol.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestProtocol = Protocol.TestCase
