@@ -24,7 +24,7 @@ from synchronizer.threads.stepping import Stepped, step_each
 from .batch.client import BatchClient
 from .closable import Closable
 from .group.manager import ReaderGroupManager
-from .streams.event_time.noting import EVENT_TIME_TIMEOUT_SECONDS
+from .streams.event_time.noting import EVENT_TIME_TIMEOUT_SECONDS, EventTimeOf
 from .streams.maintenance import maintain_in_background
 from .streams.manager import StreamManager
 from .streams.serializers import Serializer, serializer_or_bytes
@@ -188,6 +188,7 @@ class Client:
         self,
         stream: str,
         *,
+        event_time: EventTimeOf[bytes] | None = None,
         event_time_timeout_seconds: float = ...,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
@@ -198,6 +199,7 @@ class Client:
         stream: str,
         *,
         serializer: Serializer[T],
+        event_time: EventTimeOf[T] | None = None,
         event_time_timeout_seconds: float = ...,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
@@ -207,6 +209,7 @@ class Client:
         stream: str,
         *,
         serializer: Serializer[Any] | None = None,
+        event_time: EventTimeOf[Any] | None = None,
         event_time_timeout_seconds: float = EVENT_TIME_TIMEOUT_SECONDS,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
@@ -216,6 +219,10 @@ class Client:
         Args:
             stream: The stream, ``scope/name``.
             serializer: Turns values into bytes. Default: events are bytes.
+            event_time: Gives an event time to each event whose ``write`` or ``write_many`` gives none: "now" is the
+                time of writing, which the writer also notes by itself; a function returns the time of an event or None.
+                `EventWriter.write_batch` and `EventWriter.write_arrow` then raise `UnsupportedError`. Default: events
+                have the time that the call gives.
             event_time_timeout_seconds: For how long the watermark of the stream waits for a writer that notes times and
                 is silent. Default: a minute.
             timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
@@ -228,14 +235,18 @@ class Client:
             NotFoundError: The stream does not exist.
             SealedError: The stream is sealed and takes no events.
         """
-        return EventWriter(
-            self.streams,
-            stream,
-            serializer=serializer_or_bytes(serializer),
-            event_time_timeout_seconds=event_time_timeout_seconds,
-            timeout=timeout,
-            max_event_bytes=max_event_bytes,
-        )
+        options: dict[str, Any] = {
+            "serializer": serializer_or_bytes(serializer),
+            "event_time_timeout_seconds": event_time_timeout_seconds,
+            "timeout": timeout,
+            "max_event_bytes": max_event_bytes,
+        }
+        if event_time is None:
+            return EventWriter(self.streams, stream, **options)
+        with loading():
+            from .streams.event_time.timed_writer import open_writer
+
+        return open_writer(self.streams, stream, event_time=event_time, **options)
 
     def dead_letters(self, stream: str | None = None, *, queue: str | None = None) -> DeadLetters:
         """Return the dead letters in the stream, which pools with ``RetryPolicy(dead_letters=stream)`` have written.

@@ -22,9 +22,8 @@ from synchronizer.threads.background import starting
 from ..client import DEFAULT_TIMEOUT_SECONDS
 from ..client import Client as SyncClient
 from ..client import connect as connect_sync
-from ..streams.event_time.noting import EVENT_TIME_TIMEOUT_SECONDS
+from ..streams.event_time.noting import EVENT_TIME_TIMEOUT_SECONDS, EventTimeOf
 from ..streams.serializers import Serializer, serializer_or_bytes
-from ..streams.writing.writer import EventWriter as SyncWriter
 from .calls import Calls
 from .coordination import Barrier, HeldLock, LeaderElection, Membership, TaskLock
 from .facade import Opening
@@ -152,6 +151,7 @@ class Client:
         self,
         stream: str,
         *,
+        event_time: EventTimeOf[bytes] | None = None,
         event_time_timeout_seconds: float = ...,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
@@ -162,6 +162,7 @@ class Client:
         stream: str,
         *,
         serializer: Serializer[T],
+        event_time: EventTimeOf[T] | None = None,
         event_time_timeout_seconds: float = ...,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
@@ -171,6 +172,7 @@ class Client:
         stream: str,
         *,
         serializer: Serializer[Any] | None = None,
+        event_time: EventTimeOf[Any] | None = None,
         event_time_timeout_seconds: float = EVENT_TIME_TIMEOUT_SECONDS,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
@@ -180,6 +182,7 @@ class Client:
         Args:
             stream: The stream, ``scope/name``.
             serializer: Turns values into bytes, on the event loop. Default: events are bytes.
+            event_time: As of `Client.writer`. A function runs on the event loop.
             event_time_timeout_seconds: As of `Client.writer`. Default: a minute.
             timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
             max_event_bytes: The largest event that ``write`` takes, as of `Client.writer`. A writer of events over
@@ -191,10 +194,10 @@ class Client:
             SealedError: The stream is sealed and takes no events.
         """
         open = partial(
-            SyncWriter,
-            self._sync.streams,
+            self._sync.writer,
             stream,
             serializer=serializer_or_bytes(serializer),
+            event_time=event_time,
             event_time_timeout_seconds=event_time_timeout_seconds,
             timeout=timeout,
             max_event_bytes=max_event_bytes,

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal, TypeVar
 
 from synchronizer import ClosedError, InvalidArgumentError, ReaderGroupError
 from synchronizer.threads.task_threads import Task
@@ -17,6 +17,8 @@ from ..manager import StreamManager
 from ..state import StreamState
 from .marks import Mark
 
+T = TypeVar("T")
+
 #: After how many seconds without a note a writer counts no more, by default.
 EVENT_TIME_TIMEOUT_SECONDS: Final = 60.0
 #: The least time between two marks of a writer.
@@ -24,6 +26,9 @@ INTERVAL_SECONDS: Final = 1.0
 #: How often a writer with automatic notes stores them while it writes nothing.
 _IDLE_SECONDS: Final = 5.0
 _DAY_SECONDS: Final = 24 * 3600
+
+#: "now", the time of writing; or a function that returns the time of an event, or None.
+EventTimeOf = Literal["now"] | Callable[[T], datetime | None]
 
 _logger = logging.getLogger(__name__)
 

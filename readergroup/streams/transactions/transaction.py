@@ -29,6 +29,7 @@ from synchronizer import (
     ReaderGroupError,
     SealedError,
     StateTooLargeError,
+    UnsupportedError,
     Update,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
@@ -168,6 +169,8 @@ class Transaction(Generic[T]):
         self._timeout = timeout
         self._before_commit = before_commit
         self._earliest = earliest
+        #: Returns the event time of an event whose write gives none.
+        self.event_time_of: Callable[[T], datetime | None] | None = None
         self._key = secrets.token_hex(12)
         self._thread = threading.get_ident()
         self._staging: Staging[T] | None = None
@@ -184,6 +187,8 @@ class Transaction(Generic[T]):
     ) -> None:
         """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
         self._check_open()
+        if event_time is None and self.event_time_of is not None:
+            event_time = self.event_time_of(event)
         if event_time is not None:
             self._earliest.check(event_time)
         self._staged().write(event, routing_key, headers, event_time=event_time)
@@ -196,7 +201,7 @@ class Transaction(Generic[T]):
         with loading():
             from ..data.tables import pieces_of_lists
 
-        self._check_open()
+        self._check_takes_columns()
         data, keys = checked_lists(events, routing_keys, self._serializer, checked_dumps(self._serializer))
         self._write_pieces(pieces_of_lists(data, keys, self.stream))
 
@@ -210,7 +215,7 @@ class Transaction(Generic[T]):
         with loading():
             from ..data.tables import pieces_of_table
 
-        self._check_open()
+        self._check_takes_columns()
         check_takes_bytes(self._serializer)
         self._write_pieces(pieces_of_table(table, data, routing_key, headers, self.stream))
 
@@ -308,6 +313,11 @@ class Transaction(Generic[T]):
             except ReaderGroupError:
                 return  # it is deleted when it is old
 
+    def _check_takes_columns(self) -> None:
+        self._check_open()
+        if self.event_time_of is not None:
+            raise writes_singly(self.stream)
+
     def _check_open(self) -> None:
         self._check_thread()
         if self._is_over or self._commit is not None:
@@ -318,6 +328,14 @@ class Transaction(Generic[T]):
             raise InvalidArgumentError(
                 "a transaction belongs to the thread that began it; begin one in each thread", stream=self.stream
             )
+
+
+def writes_singly(stream: str) -> UnsupportedError:
+    """Return the error of a call that writes columns, of a writer that finds the time of each event."""
+    return UnsupportedError(
+        "a writer with the option event_time writes no batches or tables; use write, or a writer without the option",
+        stream=stream,
+    )
 
 
 class _Answer(NamedTuple):

@@ -255,7 +255,7 @@ class EventWriter(Generic[T]):
             if is_for_chunks(data, headers, self.max_event_bytes, self.stream):
                 self._write_in_chunks(data, routing_key, headers, event_time)
             else:
-                self._write_group([data], routing_key, headers, event_time)
+                self._write_group([data], routing_key, headers, [event_time])
             return
         if self._unstored > MAX_UNSTORED_BYTES:
             self._wait_for_room()
@@ -307,7 +307,13 @@ class EventWriter(Generic[T]):
         if type(events) is not list:
             check_type(events, Iterable, "events")
         headers = checked_headers(headers)
-        self._write_group([self._dumps(event) for event in events], routing_key, headers, event_time)
+        values = list(events)
+        times = self._times_of(values, event_time)
+        self._write_group(list(map(self._dumps, values)), routing_key, headers, times)
+
+    def _times_of(self, events: Sequence[T], event_time: datetime | None) -> Sequence[datetime | None]:
+        """Return the event time of each event, if a call gives this one for all."""
+        return [event_time] * len(events)
 
     def _write_in_chunks(
         self, event: bytes, routing_key: str | None, headers: Headers | None, event_time: datetime | None
@@ -315,10 +321,11 @@ class EventWriter(Generic[T]):
         """Store one large event in a transaction, and return when it is in the stream."""
         with self._lock:
             self._check_writable()
+            (time,) = self._admitted([event_time])
             transaction = self._transaction(BytesSerializer())
         try:
             with transaction:
-                transaction.write(event, routing_key, headers, event_time=event_time)
+                transaction.write(event, routing_key, headers, event_time=None if time is None else time_of(time))
         except BaseException as error:
             try:
                 transaction.abort()
@@ -329,15 +336,17 @@ class EventWriter(Generic[T]):
             raise
 
     def _write_group(
-        self, events: Sequence[bytes], routing_key: str | None, headers: Headers | None, event_time: datetime | None
+        self,
+        events: Sequence[bytes],
+        routing_key: str | None,
+        headers: Headers | None,
+        event_times: Sequence[datetime | None],
     ) -> None:
-        time = None if event_time is None else microseconds_of(event_time, "event_time")
         check_size(events, headers, self.stream)
         if self._unstored > MAX_UNSTORED_BYTES:
             self._wait_for_room()
         with self._lock:
-            if time is not None:
-                self._admit(time, "event_time")
+            times = self._admitted(event_times)
             try:
                 lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
             except TypeError:  # an unhashable key
@@ -345,7 +354,7 @@ class EventWriter(Generic[T]):
                 raise
             count, before = len(lane.batch.events), lane.batch.size
             try:
-                for event in events:
+                for event, time in zip(events, times, strict=True):
                     lane.batch.add(event, routing_key, headers, time)
                 self._unstored += lane.batch.size - before
                 if lane.batch.size >= BATCH_BYTES:
@@ -376,6 +385,14 @@ class EventWriter(Generic[T]):
             self._admit(microseconds, "time")
             self._notes.noted = microseconds
         self._notes.schedule()
+
+    def _admitted(self, event_times: Sequence[datetime | None]) -> Sequence[int | None]:
+        """Return the event times as a block stores them, or raise if one is wrong. Lock held."""
+        times = [None if time is None else microseconds_of(time, "event_time") for time in event_times]
+        for time in times:
+            if time is not None:
+                self._admit(time, "event_time")
+        return times
 
     def _admit(self, time: int, name: str) -> None:
         """Refuse an event time that is earlier than the one noted. Lock held."""

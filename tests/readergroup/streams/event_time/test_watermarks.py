@@ -180,3 +180,64 @@ def test_other_readers_count_where_they_have_committed(client: rg.Client) -> Non
         first.commit()
         second.commit()
         until(lambda: first.time_window(STREAM).lower_bound == at(10))
+
+
+@pytest.mark.stores
+def test_a_writer_takes_and_notes_the_time_of_writing(client: rg.Client) -> None:
+    before = datetime.now(UTC)
+    with client.writer(STREAM, event_time="now") as writer:
+        until(lambda: watermark(client) is not None)  # also while nothing is written
+        writer.write(b"a")
+        writer.write_many([b"b", b"c"], headers={"h": b""})
+        with writer.transaction() as transaction:
+            transaction.write(b"d")
+        written = datetime.now(UTC)
+        until(lambda: (watermark(client) or before) >= written)
+        writer.write(b"e", event_time=datetime.now(UTC) + timedelta(minutes=1))
+        with pytest.raises(rg.InvalidArgumentError, match="noted"):
+            writer.write(b"f", event_time=before)
+        for columns in (writer, writer.transaction()):
+            with pytest.raises(rg.UnsupportedError, match="no batches"):
+                columns.write_batch([b"x"])
+            with pytest.raises(rg.UnsupportedError, match="no batches"):
+                columns.write_arrow(None, data="x")
+    segments = client.batch.segment_ranges(STREAM)
+    times = {event.raw: event.event_time for each in segments for event in client.batch.read(each)}
+    assert times.keys() == {b"a", b"b", b"c", b"d", b"e"}
+    assert all(before <= time <= datetime.now(UTC) + timedelta(minutes=1) for time in times.values() if time)
+    assert None not in times.values()
+
+
+def test_a_function_gives_each_event_its_time(client: rg.Client) -> None:
+    with client.writer(
+        STREAM, serializer=rg.JsonSerializer(), event_time=lambda event: event["at"] and at(event["at"])
+    ) as writer:
+        writer.write({"at": 3})
+        writer.write({"at": None})
+        writer.write({"at": 3}, event_time=at(5))
+        writer.write_many([{"at": 7}, {"at": 8}])
+        with writer.transaction() as transaction:
+            transaction.write({"at": 9})
+        with pytest.raises(KeyError):
+            writer.write({})
+        with pytest.raises(rg.InvalidArgumentError, match="event_time"):
+            writer.write({"at": 7}, event_time="soon")  # type: ignore[arg-type]
+    segments = client.batch.segment_ranges(STREAM)
+    times = {event.event_time for each in segments for event in client.batch.read(each)}
+    assert times == {None, at(3), at(5), at(7), at(8), at(9)}
+
+
+async def _now(event: object) -> datetime:
+    return START
+
+
+@pytest.mark.parametrize("event_time", ["later", 5, _now, True], ids=repr)
+def test_only_a_plain_function_or_now_gives_times(client: rg.Client, event_time: object) -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="event_time"):
+        client.writer(STREAM, event_time=event_time)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "1", True])
+def test_a_timeout_is_above_zero(client: rg.Client, seconds: object) -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="event_time_timeout_seconds"):
+        client.writer(STREAM, event_time_timeout_seconds=seconds)  # type: ignore[call-overload]
