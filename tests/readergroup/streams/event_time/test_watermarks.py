@@ -231,7 +231,7 @@ async def _now(event: object) -> datetime:
     return START
 
 
-@pytest.mark.parametrize("event_time", ["later", 5, _now, True], ids=repr)
+@pytest.mark.parametrize("event_time", ["later", 5, _now, True], ids=["text", "number", "async", "bool"])
 def test_only_a_plain_function_or_now_gives_times(client: rg.Client, event_time: object) -> None:
     with pytest.raises(rg.InvalidArgumentError, match="event_time"):
         client.writer(STREAM, event_time=event_time)  # type: ignore[call-overload]
