@@ -13,7 +13,7 @@ from ..data.block import Headers
 from ..data.moments import time_of
 from ..manager import StreamManager
 from ..serializers import Serializer
-from ..transactions.transaction import Transaction, writes_singly
+from ..transactions.transaction import writes_singly
 from ..writing.writer import EventWriter
 from .noting import EVENT_TIME_TIMEOUT_SECONDS, EventTimeOf
 
@@ -53,13 +53,13 @@ class _TimedWriter(EventWriter[T]):
     """Takes the event time of each event from a function, unless the call gives it."""
 
     def __init__(self, manager: StreamManager, stream: str, *, event_time: Any, **options: Any) -> None:
-        self._event_time_of: Callable[[T], datetime | None] = event_time
-        super().__init__(manager, stream, **options)
+        self._find_time: Callable[[T], datetime | None] = event_time
+        super().__init__(manager, stream, event_time_of=event_time, **options)
 
     def _times_of(self, events: Sequence[T], event_time: datetime | None) -> Sequence[datetime | None]:
         if event_time is not None:
             return [event_time] * len(events)
-        return list(map(self._event_time_of, events))
+        return list(map(self._find_time, events))
 
     def write(
         self,
@@ -80,11 +80,6 @@ class _TimedWriter(EventWriter[T]):
         self, table: object, *, data: str, routing_key: str | None = None, headers: str | None = None
     ) -> None:
         raise writes_singly(self.stream)
-
-    def transaction(self) -> Transaction[T]:
-        transaction = super().transaction()
-        transaction.event_time_of = self._event_time_of
-        return transaction
 
 
 class _ClockWriter(_TimedWriter[T]):

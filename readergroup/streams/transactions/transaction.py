@@ -160,6 +160,7 @@ class Transaction(Generic[T]):
         timeout: float,
         before_commit: Callable[[], None],
         earliest: TimeHold,
+        event_time_of: Callable[[T], datetime | None] | None = None,
         max_event_bytes: int | None = None,
     ) -> None:
         self.stream = stream
@@ -169,8 +170,7 @@ class Transaction(Generic[T]):
         self._timeout = timeout
         self._before_commit = before_commit
         self._earliest = earliest
-        #: Returns the event time of an event whose write gives none.
-        self.event_time_of: Callable[[T], datetime | None] | None = None
+        self._event_time_of = event_time_of
         self._key = secrets.token_hex(12)
         self._thread = threading.get_ident()
         self._staging: Staging[T] | None = None
@@ -187,8 +187,8 @@ class Transaction(Generic[T]):
     ) -> None:
         """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
         self._check_open()
-        if event_time is None and self.event_time_of is not None:
-            event_time = self.event_time_of(event)
+        if event_time is None and self._event_time_of is not None:
+            event_time = self._event_time_of(event)
         if event_time is not None:
             self._earliest.check(event_time)
         self._staged().write(event, routing_key, headers, event_time=event_time)
@@ -315,7 +315,7 @@ class Transaction(Generic[T]):
 
     def _check_takes_columns(self) -> None:
         self._check_open()
-        if self.event_time_of is not None:
+        if self._event_time_of is not None:
             raise writes_singly(self.stream)
 
     def _check_open(self) -> None:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -142,6 +142,7 @@ class EventWriter(Generic[T]):
         stream: str,
         *,
         serializer: Serializer[T],
+        event_time_of: Callable[[T], datetime | None] | None = None,
         event_time_timeout_seconds: float = EVENT_TIME_TIMEOUT_SECONDS,
         timeout: float | None = None,
         max_event_bytes: int | None = None,
@@ -157,6 +158,7 @@ class EventWriter(Generic[T]):
         self._clock = manager.clock
         self._serializer = serializer
         self._dumps = checked_dumps(serializer)
+        self._event_time_of = event_time_of
         self._name = f"writer of {stream}"
         self._task = Task(manager.writer_threads, self._send)
         self._fresh_locks()
@@ -563,9 +565,11 @@ class EventWriter(Generic[T]):
         """
         with self._lock:
             self._check_usable()
-            return self._transaction(self._serializer)
+            return self._transaction(self._serializer, self._event_time_of)
 
-    def _transaction(self, serializer: Serializer[U]) -> Transaction[U]:
+    def _transaction(
+        self, serializer: Serializer[U], event_time_of: Callable[[U], datetime | None] | None = None
+    ) -> Transaction[U]:
         """Return a transaction that keeps the noted time from passing its events. Lock held."""
         return Transaction(
             self._manager,
@@ -573,8 +577,9 @@ class EventWriter(Generic[T]):
             serializer=serializer,
             timeout=self.timeout,
             before_commit=self.flush,
-            max_event_bytes=self.max_event_bytes,
             earliest=self._notes.hold(),
+            event_time_of=event_time_of,
+            max_event_bytes=self.max_event_bytes,
         )
 
     # ------------------------------------------------------------------ waiting for it
