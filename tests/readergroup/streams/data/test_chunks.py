@@ -62,6 +62,15 @@ def test_an_event_in_chunks_is_written_and_read_as_in_the_first_release_that_had
     assert (block.offset, block.end, block.written_at) == (0, len(stored), 1_700_000_000_000_000)
 
 
+def test_the_event_time_of_an_event_in_chunks_is_stored_with_its_first_chunk() -> None:
+    event = bytes(range(250))
+    today = b"".join(chunks(event, key="alice", event_time=1_500_000_000_000_000))
+    stored = golden("event-in-chunks-time-v1.bin", today)
+    assert stored == today
+    (block,) = read_all(SegmentReader(store_with(stored), SEGMENT))
+    assert (block.data, block.keys, block.event_times) == ([event], ["alice"], [1_500_000_000_000_000])
+
+
 def test_an_older_release_meets_a_format_that_it_does_not_know() -> None:
     assert {chunk[:2] for chunk in chunks(bytes(250))} == {b"R\x02"}
 

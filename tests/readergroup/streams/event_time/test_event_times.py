@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 import readergroup as rg
+from readergroup.streams.data import block, write_batch
+from readergroup.streams.writing import writer as writer_module
 from readergroup.testing import make_batch, make_event
 
 STREAM = "home/sensors"
@@ -83,6 +85,47 @@ def test_arrow_has_the_times_on_request(client: rg.Client) -> None:
             found += reader.read_arrow(columns=["event_time"])["event_time"].to_pylist()
     assert found == [time for _, time in times_of(client)]
     assert len({*found}) == 52
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store events over 2,000 bytes in chunks of 700."""
+    monkeypatch.setattr(block, "CHUNK_BYTES", 700)
+    for module in write_batch, writer_module:
+        monkeypatch.setattr(module, "MAX_EVENT_BYTES", 2000)
+
+
+@pytest.mark.stores
+@pytest.mark.usefixtures("small_limits")
+def test_events_in_chunks_have_their_times(client: rg.Client) -> None:
+    expected: dict[bytes, datetime | None] = {}
+
+    def event(number: int) -> tuple[bytes, datetime | None]:
+        data = (b"%d " % number).ljust(5000 if number % 2 else 5, b".")
+        expected[data] = None if number % 3 == 2 else START + timedelta(seconds=number)
+        return data, expected[data]
+
+    with client.writer(STREAM, max_event_bytes=10_000) as writer:
+        for number in range(12):
+            data, time = event(number)
+            writer.write(data, f"k{number}", event_time=time)
+        with writer.transaction() as transaction:
+            client.streams.scale(STREAM, split=[0])
+            for number in range(12, 24):
+                data, time = event(number)
+                transaction.write(data, f"k{number}", event_time=time)
+        for time in WRONG:
+            with pytest.raises(rg.InvalidArgumentError, match="event_time"):
+                writer.write(bytes(5000), event_time=time)  # type: ignore[arg-type]
+            with writer.transaction() as transaction, pytest.raises(rg.InvalidArgumentError, match="event_time"):
+                transaction.write(bytes(5000), event_time=time)  # type: ignore[arg-type]
+    assert dict(times_of(client)) == expected
+    client.streams.copy(STREAM, "home/copy")
+    for stream in (STREAM, "home/copy"):
+        ranges = client.batch.segment_ranges(stream)
+        tables = [each for found in ranges for each in client.batch.record_batches(found, ["event", "event_time"])]
+        rows = [row for table in tables for row in table.to_pylist()]
+        assert {row["event"]: row["event_time"] for row in rows} == expected
 
 
 def test_events_made_for_a_test_can_have_times() -> None:

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import readergroup as rg
+from readergroup.streams.data import write_batch
+from readergroup.streams.writing import writer as writer_module
 from tests.waiting import until
 
 STREAM = "home/sensors"
@@ -128,6 +130,34 @@ def test_what_contradicts_a_note_is_refused(client: rg.Client) -> None:
             writer.note_time(at(4))
     (segments) = client.batch.segment_ranges(STREAM)
     assert {event.raw for each in segments for event in client.batch.read(each)} == {b"fits"}
+
+
+@pytest.mark.stores
+def test_the_times_of_events_in_chunks_are_checked_and_given_like_those_of_others(
+    client: rg.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in write_batch, writer_module:
+        monkeypatch.setattr(module, "MAX_EVENT_BYTES", 2000)
+    before = datetime.now(UTC)
+    with client.writer(STREAM, max_event_bytes=10_000) as writer:
+        writer.note_time(at(5))
+        with pytest.raises(rg.InvalidArgumentError, match="earlier"):
+            writer.write(bytes(5000), event_time=at(4))
+        writer.write(b"noted".ljust(5000), event_time=at(5))
+        writer.note_time(at(6))
+        until(lambda: watermark(client) == at(6))
+    with client.writer(STREAM, event_time="now", max_event_bytes=10_000) as writer:
+        writer.write(b"now".ljust(5000))
+        with writer.transaction() as transaction:
+            transaction.write(b"committed".ljust(5000))
+        with pytest.raises(rg.InvalidArgumentError, match="earlier"):
+            until(lambda: writer.write(bytes(5000), event_time=before))
+    with client.writer(STREAM, event_time=lambda event: at(len(event)), max_event_bytes=10_000) as writer:
+        writer.write(b"function".ljust(5000))
+    segments = client.batch.segment_ranges(STREAM)
+    times = {event.raw.rstrip(): event.event_time for each in segments for event in client.batch.read(each)}
+    assert (times[b"noted"], times[b"function"]) == (at(5), at(5000))
+    assert all(before <= times[name] <= datetime.now(UTC) for name in (b"now", b"committed"))
 
 
 @pytest.mark.parametrize("time", [datetime(2026, 1, 1), float("nan"), 1, None, "now"], ids=repr)
