@@ -54,6 +54,7 @@ Call = Callable[..., Any]
 #: Arguments that only this distribution gives, or that are not called.
 INSIDE: Final = {
     "EventBatch.__init__(serializer)",
+    "EventWriter.__init__(event_time_of)",
     "LeaderElection.on_news(listener)",
     "DeadLetters.__init__(open_statuses)",
     "OutboxRelay.__init__(connect)",
@@ -62,6 +63,7 @@ INSIDE: Final = {
     "Subscription.__init__(listener)",
     "Subscription.__init__(on_failure)",
     "Transaction.__init__(before_commit)",
+    "Transaction.__init__(event_time_of)",
     "Transaction.__init__(serializer)",
     "TransitionFeed.__init__(close)",
     "Worker.run(on_ready)",
@@ -313,6 +315,13 @@ def _write(ground: Ground, call: Call) -> None:
         writer.write({})
 
 
+def _write_at_the_time_of(ground: Ground, call: Call) -> None:
+    with ground.client.writer("test/stream", event_time=call) as writer:
+        with pytest.raises(InvalidArgumentError), writer.transaction() as transaction:
+            transaction.write(b"event")
+        writer.write(b"event")
+
+
 def _stage(ground: Ground, call: Call) -> None:
     Transactions(ground.client.streams).stage("test/stream", "key", serializer=_serializer_of("dumps", call)).write({})
 
@@ -387,6 +396,7 @@ USES: Final[Mapping[str, Use]] = {
         )
     ),
     "Client.event_processor(handler)": _processor("handler"),
+    "Client.writer(event_time)": _write_at_the_time_of,
     "Client.writer(serializer)": _write,
     "DeadLetters.discard(on_progress)": _finish_letters("discard"),
     "DeadLetters.replay(on_progress)": _finish_letters("replay"),

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from synchronizer import InvalidArgumentError
-from synchronizer.callables import check_callable
+from synchronizer.callables import check_callable, check_returned
 
 from ..data.block import Headers
 from ..data.moments import time_of
@@ -37,6 +37,7 @@ def open_writer(
         raise InvalidArgumentError('event_time must be "now" or a function of the event', event_time=event_time)
     else:
         check_callable(event_time, "event_time")
+        event_time = _checked(event_time)
         kind = _TimedWriter
     return kind(
         manager,
@@ -47,6 +48,15 @@ def open_writer(
         timeout=timeout,
         max_event_bytes=max_event_bytes,
     )
+
+
+def _checked(find_time: Callable[[T], datetime | None]) -> Callable[[T], datetime | None]:
+    def checked(event: T) -> datetime | None:
+        time = find_time(event)
+        check_returned(time, "event_time")
+        return time
+
+    return checked
 
 
 class _TimedWriter(EventWriter[T]):

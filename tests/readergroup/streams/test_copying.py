@@ -471,7 +471,7 @@ def test_a_copy_has_all_of_a_transaction_or_nothing(client: rg.Client, by: str) 
         failing.before = commit
         with rg.Client(failing) as copier:
             copier.streams.copy(SOURCE, TARGET, by=by, threads=1)  # type: ignore[arg-type]
-        copied = [raw for columns in events(client, TARGET).values() for raw, _, _, _ in columns]
+        copied = [raw for columns in events(client, TARGET).values() for raw, *_ in columns]
         assert sum(raw.startswith(f"{number}:".encode()) for raw in copied) in (0, len(KEYS)), committed
         client.streams.delete(TARGET)
         if not committed or committed[0].segment.startswith(f"data/{TARGET}/"):  # the bounds are fixed
