@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Self
@@ -87,6 +88,11 @@ class WatermarkHistory(NamedTuple):
     def time(self) -> int | None:
         """The newest watermark."""
         return self.watermarks[-1].time if self.watermarks else None
+
+    @property
+    def at(self) -> float:
+        """When the newest watermark was found, in seconds since 1970."""
+        return self.watermarks[-1].at if self.watermarks else -math.inf
 
     def with_watermark(self, found: Watermark) -> Self:
         """Add a later watermark."""

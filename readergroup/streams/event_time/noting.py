@@ -145,6 +145,7 @@ class TimeNotes:
             time, number = self._awaited
             is_stored = self._rounds_done >= number
         self._next_at = self._clock.monotonic() + INTERVAL_SECONDS
+        has_followed = True
         if not is_stored:
             return self._next_at  # `on_round` may be earlier
         if time != NO_TIME:
@@ -152,7 +153,7 @@ class TimeNotes:
                 with self._storing:
                     if self._ended:
                         return None
-                    self._watermarks.note(self._stream, self._writer_id, self._mark(time))
+                    has_followed = self._watermarks.note(self._stream, self._writer_id, self._mark(time))
             except ClosedError:
                 return None
             except ReaderGroupError as error:
@@ -161,7 +162,7 @@ class TimeNotes:
         with self._lock:
             self._awaited = None
             is_idle, self._stored_round = number == self._stored_round, number
-            if self.noted > time:
+            if self.noted > time or not (has_followed or self.is_automatic):
                 return self._next_at
         if not self.is_automatic:
             return None
@@ -179,12 +180,14 @@ class TimeNotes:
             return
         with self._lock:
             time = self._time()
+        if time == NO_TIME:
+            return
         try:
             with self._storing:
-                if time != NO_TIME:
+                if self._holds:  # a transaction with an unknown outcome keeps the mark until its timeout
                     self._watermarks.note(self._stream, self._writer_id, self._mark(time))
-                if not self._holds:  # a transaction with an unknown outcome keeps the mark until its timeout
-                    self._watermarks.end(self._stream, self._writer_id)
+                else:
+                    self._watermarks.end(self._stream, self._writer_id, self._mark(time))
         except ReaderGroupError as error:
             _logger.info("the last event time of a writer of %s is not stored: %s", self._stream, error)
 

@@ -2,7 +2,8 @@
 
 A segment in the store, the registry, has an attribute for each writer that notes times, its `Mark`, and one for each
 stream, its `WatermarkHistory`. A writer that has stored its mark reads all marks of the stream, and adds the watermark
-that follows from them, by compare-and-set. Nobody else needs to: without a new mark the watermark does not move.
+that follows from them, by compare-and-set. Nobody else needs to: without a new mark the watermark does not move. A
+watermark asks for the length of each segment, so a stream gets at most two of them a second.
 
 The order of the steps is what makes a watermark right. A writer stores a mark after all its earlier events. A watermark
 is the earliest of the marks, and its cut is read after them. So the events before it, of all writers whose marks count,
@@ -11,6 +12,7 @@ are before the cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -32,6 +34,10 @@ from .marks import Mark, Watermark, WatermarkHistory, watermark_of
 REGISTRY: Final = "readergroup/event-time"
 #: A mark of a writer that has not removed it is removed when it is this old.
 _MARK_RETENTION_SECONDS: Final = 24 * 3600.0
+#: The least time between two watermarks of a stream.
+_INTERVAL_SECONDS: Final = 0.5
+#: How often a writer that ends tries to add a watermark while other processes add theirs.
+_ATTEMPTS_AT_END: Final = 5
 #: How long the calls of one update may take.
 _TIMEOUT_SECONDS: Final = 5.0
 
@@ -45,46 +51,71 @@ class Watermarks:
         self._pending = pending
         self._store = metadata.store
         self._clock = metadata.clock
+        self._begun: dict[str, float] = {}  # by stream, when a watermark was last looked for here
 
-    def note(self, stream: str, writer_id: bytes, mark: Mark) -> None:
+    def note(self, stream: str, writer_id: bytes, mark: Mark) -> bool:
         """Store the mark of a writer, and the watermark that follows. An interrupted call can be repeated.
+
+        Returns:
+            False: it is too early for a watermark; repeat the call later, or note another time.
 
         Raises:
             NotFoundError: The stream is deleted.
             ReaderGroupError: The store did not answer. Repeat the call.
         """
-        change = {_mark_of(stream, writer_id): AttributeChange(ANY, mark.encode())}
-        try:
-            answer = self._store.append(REGISTRY, b"", attributes=change)
-        except NotFoundError:
-            self._store.create(REGISTRY)
-            answer = self._store.append(REGISTRY, b"", attributes=change)
-        if not isinstance(answer, Appended):
+        if not self._change(_mark_of(stream, writer_id), AttributeChange(ANY, mark.encode())):
             raise StoreUnavailableError("the store did not answer whether it has stored an event time", stream=stream)
-        self.advance(stream)
+        return self._advance(stream)
 
-    def end(self, stream: str, writer_id: bytes) -> None:
-        """Let a writer count no more that writes no further events."""
-        remove_attributes(self._store, REGISTRY, {_mark_of(stream, writer_id): ANY})
-        self.advance(stream)
+    def end(self, stream: str, writer_id: bytes, last: Mark) -> None:
+        """Let a writer count no more that writes no further events. ``last`` is what it would have noted."""
+        self._change(_mark_of(stream, writer_id), AttributeChange(ANY, None))
+        for _ in range(_ATTEMPTS_AT_END):
+            if self._advance(stream, last):
+                return
 
-    def advance(self, stream: str) -> None:
-        """Add the watermark that follows from the marks, if it is later than the last one."""
+    def _advance(self, stream: str, last: Mark | None = None) -> bool:
+        """Add the watermark that follows from the marks, if it is later than the last one.
+
+        Args:
+            stream: The stream.
+            last: The mark of a writer that has ended, which counts if no other does. No call follows this one, so the
+                watermark is added at once.
+
+        Returns:
+            False: the watermark may be behind the marks.
+        """
+        if last is None and self._clock.monotonic() < self._begun.get(stream, -math.inf) + _INTERVAL_SECONDS:
+            return False
+        self._begun[stream] = self._clock.monotonic()
         prefix, name = _prefix_of_marks(stream), _history_of(stream)
         stored = self._attributes(names=[name]).get(name)
+        now = self._clock.time()
+        if stored is not None and last is None and 0 <= now - WatermarkHistory.decode(stored).at < _INTERVAL_SECONDS:
+            return False
         marks = {each: Mark.decode(value) for each, value in self._attributes(prefix).items()}
         deadline = Deadline(self._clock, min(_TIMEOUT_SECONDS, self._metadata.timeout))
         state = self._pending.fetch_state(stream, deadline)
-        now = self._clock.time()
         self._remove_old(marks, now)
         time = watermark_of(marks.values(), state.incarnation, now)
+        if time is None and last is not None:
+            time = watermark_of([last], state.incarnation, now)
         history = self._known(stored, state.incarnation)
         if time is None or (history.time is not None and time <= history.time):
-            return
+            return True
         found = Watermark(time, now, self._data.lengths(state, state.current, deadline))
         history = history.with_watermark(found)
-        # Lost to another process, whose watermark is as good. The next mark of this writer tries again.
-        self._store.append(REGISTRY, b"", attributes={name: AttributeChange(stored, history.encode())})
+        # Another process may have added a watermark meanwhile, from fewer marks.
+        return self._change(name, AttributeChange(stored, history.encode()))
+
+    def _change(self, name: str, change: AttributeChange) -> bool:
+        """Change an attribute; return False if it is not as expected, or if the answer is lost."""
+        try:
+            answer = self._store.append(REGISTRY, b"", attributes={name: change})
+        except NotFoundError:
+            self._store.create(REGISTRY)
+            answer = self._store.append(REGISTRY, b"", attributes={name: change})
+        return isinstance(answer, Appended)
 
     def history(self, stream: str, incarnation: str) -> WatermarkHistory:
         """Return the watermarks of a stream."""

@@ -1,5 +1,7 @@
 """Watermarks follow what the writers note, and time windows where a group stands."""
 
+# ruff: noqa: F811
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,7 +11,11 @@ import pytest
 
 import readergroup as rg
 from readergroup.streams.data import write_batch
+from readergroup.streams.data.moments import microseconds_of
+from readergroup.streams.event_time.marks import Mark
 from readergroup.streams.writing import writer as writer_module
+from readergroup.testing import failing_store, manual_clock, reader_group_client, second_client  # noqa: F401
+from synchronizer import ManualClock
 from tests.waiting import until
 
 STREAM = "home/sensors"
@@ -93,6 +99,59 @@ def test_a_silent_writer_counts_no_more_after_its_timeout(client: rg.Client) -> 
             return (watermark(client) or START) > at(1)
 
         until(passes)
+
+
+def mark(client: rg.Client, second: float) -> Mark:
+    clock = client.clock
+    return Mark(client.streams.fetch_state(STREAM).incarnation, microseconds_of(at(second), "time"), clock.time(), 60.0)
+
+
+def test_a_stream_gets_at_most_two_watermarks_a_second(
+    reader_group_client: rg.Client, second_client: rg.Client, manual_clock: ManualClock
+) -> None:
+    streams = [client.streams for client in (reader_group_client, second_client)]
+    streams[0].create(STREAM)
+    first, second = (each.watermarks for each in streams)
+    assert first.note(STREAM, b"a", mark(reader_group_client, 1))
+    for elsewhere in (first, second):
+        manual_clock.advance(0.1)
+        assert not elsewhere.note(STREAM, b"a", mark(reader_group_client, 2))
+    assert streams[0].info(STREAM).watermark == at(1)
+    manual_clock.advance(0.5)
+    assert second.note(STREAM, b"b", mark(reader_group_client, 3))
+    assert streams[0].info(STREAM).watermark == at(2)
+    # A writer that ends has no later call.
+    second.end(STREAM, b"b", mark(reader_group_client, 4))
+    first.end(STREAM, b"a", mark(reader_group_client, 2.5))
+    assert streams[0].info(STREAM).watermark == at(2.5)
+
+
+def test_killed_writers_delay_the_watermark_and_are_forgotten(
+    reader_group_client: rg.Client, manual_clock: ManualClock
+) -> None:
+    streams = reader_group_client.streams
+    streams.create(STREAM)
+    watermarks = streams.watermarks
+
+    def stored() -> int:
+        return len(watermarks._attributes("mark/"))
+
+    for number in range(50):
+        watermarks.note(STREAM, b"%d" % number, mark(reader_group_client, number))
+    assert stored() == 50
+    manual_clock.advance(30)
+    watermarks.note(STREAM, b"lives", mark(reader_group_client, 100))
+    assert streams.info(STREAM).watermark == at(0)
+    manual_clock.advance(31)
+    watermarks.note(STREAM, b"lives", mark(reader_group_client, 100))
+    assert streams.info(STREAM).watermark == at(100)
+    manual_clock.advance(24 * 3600)
+    watermarks.note(STREAM, b"lives", mark(reader_group_client, 200))
+    assert stored() == 1
+    watermarks.end(STREAM, b"lives", mark(reader_group_client, 300))
+    assert stored() == 0 and streams.info(STREAM).watermark == at(300)
+    streams.delete(STREAM)
+    assert watermarks._attributes() == {}
 
 
 def test_a_note_waits_for_an_open_transaction(client: rg.Client) -> None:
