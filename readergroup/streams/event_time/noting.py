@@ -126,7 +126,9 @@ class TimeNotes:
     def on_round(self, done: int) -> None:
         """Take note that the writer has stored this round of events. Lock held."""
         self._rounds_done = done
-        if self._awaited is not None and self._task is not None:
+        if self._task is None:
+            return
+        if self.is_automatic or (self._awaited is not None and done >= self._awaited[1]):
             self._task.schedule(self._next_at)
 
     def _time(self) -> int:
@@ -144,10 +146,10 @@ class TimeNotes:
                 self._awaited = self._time(), self._written_upto()
             time, number = self._awaited
             is_stored = self._rounds_done >= number
+        if not is_stored:
+            return None  # `on_round` goes on
         self._next_at = self._clock.monotonic() + INTERVAL_SECONDS
         has_followed = True
-        if not is_stored:
-            return self._next_at  # `on_round` may be earlier
         if time != NO_TIME:
             try:
                 with self._storing:
