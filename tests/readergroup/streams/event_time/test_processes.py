@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -11,22 +11,26 @@ import readergroup as rg
 from tests.readergroup.reader_processes import STREAM, kill, receive, running
 from tests.waiting import until
 
+#: The events of this writer are older than those of the others.
+LATE = "late"
 
-def write(connection: Connection, url: str, name: str, _: Path, timeout_seconds: float) -> None:
-    """Write events at the time of writing, from when the writer counts until a message comes."""
-    with (
-        rg.connect(url) as client,
-        client.writer(STREAM, event_time="now", event_time_timeout_seconds=timeout_seconds) as writer,
-    ):
+
+def write(connection: Connection, url: str, name: str, _: Path, timeout: float) -> None:
+    """Write events, from when the writer counts until a message comes."""
+    age = timedelta(seconds=2 if name == LATE else 0)
+    with rg.connect(url) as client, client.writer(STREAM, event_time_timeout_seconds=timeout) as writer:
+        writer.note_time(datetime.now(UTC) - age)
         mark = client.streams.watermarks._attributes
         until(lambda: f"mark/{STREAM}/{writer._appender.writer_id.hex()}" in mark("mark/"))
         connection.send("counts")
         number = 0
         while not connection.poll(0.001):
-            writer.write(name.encode(), f"{name}{number % 7}")
+            at = datetime.now(UTC) - age
+            writer.write(name.encode(), f"{name}{number % 7}", event_time=at)
             if number % 100 == 0:
                 with writer.transaction() as transaction:
-                    transaction.write(name.encode(), name)
+                    transaction.write(name.encode(), name, event_time=at)
+            writer.note_time(at)
             number += 1
     connection.send("done")
 
@@ -51,20 +55,20 @@ def test_no_event_of_a_killed_writer_is_behind_the_watermark(shared_store_url: s
             lower = bound or lower
             return lower
 
-        started = [stack.enter_context(running(write, shared_store_url, s, tmp_path, pause=60.0)) for s in ("s1", "s2")]
-        # The dead writer may hold the watermark for a second only; the others for a minute, however slow they are.
-        victim, connection = stack.enter_context(running(write, shared_store_url, "victim", tmp_path, pause=1.0))
-        for each in (connection, *(other for _, other in started)):
-            assert receive(each) == "counts"
+        started = []
+        # A dead writer may hold the watermark for a second only; the others for a minute, however slow they are.
+        for name, timeout in ((LATE, 60.0), ("one", 60.0), ("victim", 1.0)):
+            process, connection = stack.enter_context(running(write, shared_store_url, name, tmp_path, pause=timeout))
+            assert receive(connection) == "counts"  # before those begin whose events are later
+            started.append(connection)
         begun = datetime.now(UTC)
         client.streams.scale(STREAM, split=[0])
         until(lambda: look() > begun, "a watermark after the scale")
-        kill(victim)
+        kill(process)
         killed = datetime.now(UTC)
         until(lambda: look() > killed, "a watermark after the kill")
-        for _, connection in started:
+        for connection in started[:2]:
             connection.send("stop")
-        for _, connection in started:
             assert receive(connection) == "done"
         look()
-    assert seen == {"s1", "s2", "victim"}
+    assert seen == {"one", LATE, "victim"}
