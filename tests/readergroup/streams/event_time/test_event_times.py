@@ -14,7 +14,11 @@ from readergroup.testing import make_batch, make_event
 
 STREAM = "home/sensors"
 START = datetime(2026, 1, 1, tzinfo=UTC)
-WRONG = [datetime(2026, 1, 1), float("nan"), 0, True, "2026-01-01", START.date(), timedelta(0)]
+WRONG = [
+    *(datetime(2026, 1, 1), float("nan"), 0, True, "2026-01-01", START.date(), timedelta(0), [START]),
+    datetime.min.replace(tzinfo=timezone(timedelta(hours=5))),  # in the year 0 in UTC
+    datetime.max.replace(tzinfo=timezone(timedelta(hours=-5))),
+]
 
 
 @pytest.fixture
@@ -69,6 +73,16 @@ def test_what_is_no_time_with_a_timezone_is_refused_and_nothing_is_written(clien
         with writer.transaction() as transaction, pytest.raises(rg.InvalidArgumentError, match="event_time"):
             transaction.write(b"x", event_time=time)  # type: ignore[arg-type]
     assert times_of(client) == []
+
+
+def test_a_time_of_pandas_is_a_time_unless_it_is_none(client: rg.Client) -> None:
+    pandas = pytest.importorskip("pandas")
+    with client.writer(STREAM) as writer:
+        writer.write(b"x", event_time=pandas.Timestamp(START))
+        for time in (pandas.NaT, pandas.Timestamp("2026-01-01")):
+            with pytest.raises(rg.InvalidArgumentError, match="event_time"):
+                writer.write(b"x", event_time=time)
+    assert times_of(client) == [(b"x", START)]
 
 
 def test_arrow_has_the_times_on_request(client: rg.Client) -> None:

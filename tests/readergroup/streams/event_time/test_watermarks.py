@@ -219,11 +219,35 @@ def test_the_times_of_events_in_chunks_are_checked_and_given_like_those_of_other
     assert all(before <= times[name] <= datetime.now(UTC) for name in (b"now", b"committed"))
 
 
-@pytest.mark.parametrize("time", [datetime(2026, 1, 1), float("nan"), 1, None, "now"], ids=repr)
+@pytest.mark.parametrize("time", [datetime(2026, 1, 1), float("nan"), 1, True, None, "now"], ids=repr)
 def test_only_a_time_with_a_timezone_can_be_noted(client: rg.Client, time: object) -> None:
     with client.writer(STREAM) as writer, pytest.raises(rg.InvalidArgumentError, match="time"):
         writer.note_time(time)  # type: ignore[arg-type]
     assert watermark(client) is None
+
+
+def test_events_and_notes_before_the_watermark_are_stored_and_do_not_move_it(client: rg.Client) -> None:
+    write_and_note(client, 10)
+    group = client.groups.create("g", streams=[STREAM])
+    first = datetime.min.replace(tzinfo=UTC)
+    with client.writer(STREAM) as writer:
+        writer.write(b"late", "a", event_time=first)
+        writer.note_time(first)
+        until(lambda: client.streams.watermarks._attributes("mark/"))
+        assert watermark(client) == at(10)
+    with group.reader() as reader:
+        events = [reader.read() for _ in range(5)]
+        assert [event.event_time for event in events if event].count(first) == 1
+    with group.reader() as reader:
+        assert reader.time_window(STREAM) == rg.TimeWindow(lower_bound=at(10), upper_bound=None)
+    assert watermark(client) == at(10)
+
+
+def test_the_first_year_can_be_noted(client: rg.Client) -> None:
+    first = datetime.min.replace(tzinfo=UTC)
+    with client.writer(STREAM) as writer:
+        writer.note_time(first)
+    assert watermark(client) == first
 
 
 def test_a_time_far_ahead_cannot_be_noted(client: rg.Client) -> None:
@@ -324,6 +348,18 @@ async def _now(event: object) -> datetime:
 def test_only_a_plain_function_or_now_gives_times(client: rg.Client, event_time: object) -> None:
     with pytest.raises(rg.InvalidArgumentError, match="event_time"):
         client.writer(STREAM, event_time=event_time)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("found", [datetime(2026, 1, 1), 1.5, "now", True], ids=repr)
+def test_a_function_that_returns_no_time_has_failed_and_nothing_is_written(client: rg.Client, found: object) -> None:
+    with client.writer(STREAM, event_time=lambda event: found) as writer:  # type: ignore[arg-type, return-value]
+        with pytest.raises(rg.InvalidArgumentError, match="event_time"):
+            writer.write(b"x")
+        with pytest.raises(rg.InvalidArgumentError, match="event_time"):
+            writer.write_many([b"x"])
+        with writer.transaction() as transaction, pytest.raises(rg.InvalidArgumentError, match="event_time"):
+            transaction.write(b"x")
+    assert [event for each in client.batch.segment_ranges(STREAM) for event in client.batch.read(each)] == []
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "1", True])
