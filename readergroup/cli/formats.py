@@ -20,6 +20,7 @@ import readergroup as rg
 from synchronizer.extras import install_hint
 
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
+from ..streams.data.moments import microseconds_of, time_of
 from .records import ImportedRecord, Records, Sink
 from .session import Failed, WrongUsage
 
@@ -80,7 +81,7 @@ def _parquet() -> Any:
 #: How many bytes one of an event takes at most, as text or in base64.
 _LONGEST_FORM: Final = 8
 #: ``readergroup read --json`` prints the same fields, so its output can be imported.
-_FIELDS: Final = frozenset({"data", "data_base64", "routing_key", "headers_base64"})
+_FIELDS: Final = frozenset({"data", "data_base64", "routing_key", "headers_base64", "event_time"})
 _IGNORED: Final = frozenset({"written_at", "pointer", "segment", "offset", "fencing_token"})
 
 
@@ -91,17 +92,19 @@ class JsonLines:
         self._file = file
 
     def write(self, batch: rg.EventBatch[bytes]) -> None:
-        columns = zip(batch.raw, batch.routing_keys, batch.headers, batch.written_at, strict=True)
+        columns = zip(batch.raw, batch.routing_keys, batch.headers, batch.written_at, batch.event_times, strict=True)
         self._file.writelines(_line(*each) for each in columns)
 
 
-def _line(data: bytes, routing_key: str | None, headers: Headers, written_at: int) -> bytes:
+def _line(data: bytes, routing_key: str | None, headers: Headers, written_at: int, event_time: int | None) -> bytes:
     line = _data_field(data)
     if routing_key is not None:
         line["routing_key"] = routing_key
     if headers:
         line["headers_base64"] = {name: base64.b64encode(value).decode() for name, value in headers.items()}
     line["written_at"] = datetime.fromtimestamp(written_at / 1_000_000, UTC).isoformat()
+    if event_time is not None:
+        line["event_time"] = time_of(event_time).isoformat()
     try:
         return json.dumps(line, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # half of a surrogate pair is not valid text, but has an escape
@@ -152,7 +155,8 @@ def _of_line(line: bytes) -> ImportedRecord:
         raise ValueError(f"the field {min(unknown)!r} is unknown")
     if ("data" in found) == ("data_base64" in found):
         raise ValueError("a line must have either data or data_base64")
-    return ImportedRecord(_json_data(found), _routing_key(found), _json_headers(found.get("headers_base64")))
+    headers = _json_headers(found.get("headers_base64"))
+    return ImportedRecord(_json_data(found), _routing_key(found), headers, _json_time(found.get("event_time")))
 
 
 def _json_data(found: Mapping[str, Any]) -> bytes:
@@ -170,6 +174,17 @@ def _json_headers(found: object) -> Headers | None:
     if not isinstance(found, dict):
         raise ValueError("headers_base64 must map names to base64 strings")
     return {name: _from_base64(value, f"the header {name!r}") for name, value in found.items()}
+
+
+def _json_time(found: object) -> datetime | None:
+    if found is None:
+        return None
+    try:
+        time = datetime.fromisoformat(found)  # type: ignore[arg-type]
+        microseconds_of(time, "event_time")
+    except (TypeError, ValueError) as error:
+        raise ValueError("event_time must be a time with a timezone, such as 2026-01-01T00:00:00+00:00") from error
+    return time
 
 
 def _from_base64(value: object, what: str) -> bytes:
@@ -190,21 +205,26 @@ def _routing_key(found: Mapping[str, Any]) -> str | None:
 
 
 class Msgpack:
-    """A map per event: ``data``, ``written_at`` in microseconds, and ``routing_key`` and ``headers`` if present."""
+    """A map per event: ``data``, ``written_at``, and if present ``routing_key``, ``headers`` and ``event_time``.
+
+    Times are in microseconds.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._pack = msgpack.Packer(unicode_errors="surrogatepass").pack
 
     def write(self, batch: rg.EventBatch[bytes]) -> None:
-        for data, key, headers, written_at in zip(
-            batch.raw, batch.routing_keys, batch.headers, batch.written_at, strict=True
+        for data, key, headers, written_at, event_time in zip(
+            batch.raw, batch.routing_keys, batch.headers, batch.written_at, batch.event_times, strict=True
         ):
             record: dict[str, object] = {"data": data, "written_at": written_at}
             if key is not None:
                 record["routing_key"] = key
             if headers:
                 record["headers"] = headers
+            if event_time is not None:
+                record["event_time"] = event_time
             self._file.write(self._pack(record))
 
 
@@ -241,9 +261,20 @@ class MsgpackRecords:
 def _of_map(found: object) -> ImportedRecord:
     if not isinstance(found, dict) or not isinstance(found.get("data"), bytes):
         raise ValueError("a record must be a map with the bytes of the event in data")
-    if unknown := found.keys() - {"data", "routing_key", "headers", "written_at"}:
+    if unknown := found.keys() - {"data", "routing_key", "headers", "written_at", "event_time"}:
         raise ValueError(f"the field {min(map(str, unknown))!r} is unknown")
     headers = found.get("headers")
     if not isinstance(headers, dict | None):
         raise ValueError("headers must map strings to bytes")
-    return ImportedRecord(found["data"], _routing_key(found), headers)
+    return ImportedRecord(found["data"], _routing_key(found), headers, _packed_time(found.get("event_time")))
+
+
+def _packed_time(found: object) -> datetime | None:
+    if found is None:
+        return None
+    if type(found) is not int:
+        raise ValueError("event_time must be an integer, in microseconds since 1970")
+    try:
+        return time_of(found)
+    except OverflowError as error:
+        raise ValueError("event_time must be in the years 1 to 9999") from error

@@ -21,10 +21,11 @@ SCHEMA: Final = pyarrow.schema(
         "routing_key": pyarrow.string(),
         "headers": pyarrow.map_(pyarrow.string(), pyarrow.binary()),
         "written_at": pyarrow.timestamp("us", "UTC"),
+        "event_time": pyarrow.timestamp("us", "UTC"),
     }
 )
 #: The columns that an import reads.
-_READ: Final = ("event", "routing_key", "headers")
+_READ: Final = ("event", "routing_key", "headers", "event_time")
 _GROUP_ROWS: Final = 65_536
 _GROUP_BYTES: Final = 64 * 1024 * 1024
 _READ_ROWS: Final = 1024
@@ -66,6 +67,7 @@ class ParquetSink:
             keys,
             pyarrow.array(headers, SCHEMA.field("headers").type),
             pyarrow.array(batch.written_at, pyarrow.int64()).cast(SCHEMA.field("written_at").type),
+            pyarrow.array(batch.event_times, pyarrow.int64()).cast(SCHEMA.field("event_time").type),
         ]
         self._batches.append(pyarrow.RecordBatch.from_arrays(columns, schema=SCHEMA))
         if (
@@ -104,12 +106,15 @@ class ParquetRecords:
     def __iter__(self) -> Iterator[ImportedRecord]:
         rows = 0
         for batch in self._file.iter_batches(_READ_ROWS, columns=self._columns):
-            columns = [
-                batch.column(name).to_pylist() if name in self._columns else [None] * len(batch) for name in _READ
-            ]
+            try:
+                columns = [
+                    batch.column(name).to_pylist() if name in self._columns else [None] * len(batch) for name in _READ
+                ]
+            except OverflowError as error:
+                raise ValueError("an event_time from here on is not in the years 1 to 9999") from error
             rows += len(batch)
             self.position = self._size * rows // self._file.metadata.num_rows
-            for data, key, headers in zip(*columns, strict=True):
+            for data, key, headers, event_time in zip(*columns, strict=True):
                 if data is None:
                     raise ValueError("the event is null")
-                yield ImportedRecord(data, key, dict(headers) if headers else None)
+                yield ImportedRecord(data, key, dict(headers) if headers else None, event_time)

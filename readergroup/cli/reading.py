@@ -148,6 +148,8 @@ def json_line(event: rg.Event[bytes]) -> bytes:
         "written_at": event.written_at.isoformat(),
         "fencing_token": event.fencing_token,
     }
+    if event.event_time is not None:
+        found["event_time"] = event.event_time.isoformat()
     if event.routing_key is not None:
         found["routing_key"] = event.routing_key
     if event.headers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
 import readergroup as rg
@@ -16,6 +17,7 @@ class ImportedRecord(NamedTuple):
     data: bytes
     routing_key: str | None
     headers: Headers | None
+    event_time: datetime | None = None
 
 
 class Sink(Protocol):

@@ -114,7 +114,7 @@ def export(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the events of a stream to a file, with their routing keys and headers.
+    """Write the events of a stream to a file, with their routing keys, headers and event times.
 
     Events with one routing key keep their order. The file appears when it is complete, and replaces an existing one
     only after confirmation.
@@ -235,7 +235,8 @@ def _import(
     try:
         while (record := next(reading, None)) is not None:
             if number >= skip:
-                writer.write(*record)
+                data, key, headers, event_time = record
+                writer.write(data, key, headers, event_time=event_time)
             number += 1
             if number % _STEP == 0:
                 advance(found.position - position, count(number, "event"))

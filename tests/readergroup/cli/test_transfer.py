@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgpack
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 import readergroup as rg
 from readergroup.cli.formats import Format, records, sink
 from readergroup.streams.data.block import encode_block
+from readergroup.streams.data.moments import microseconds_of
 from tests.golden import golden
 from tests.readergroup.cli.test_commands import PATIENCE_SECONDS, Cli, plain
 from tests.waiting import until
@@ -62,15 +64,22 @@ def client(cli: Cli) -> Iterator[rg.Client]:
 def write(client: rg.Client, written: list[Written]) -> None:
     with client.writer(SOURCE) as writer:
         for data, key, headers in written:
-            writer.write(data, routing_key=key, headers=headers or None)
+            writer.write(data, routing_key=key, headers=headers or None, event_time=time_of(data))
 
 
-def read(client: rg.Client, stream: str) -> dict[str | None, list[Written]]:
+def time_of(data: bytes) -> datetime | None:
+    """Return the event time that `write` gives."""
+    return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=len(data)) if len(data) % 2 else None
+
+
+def read(client: rg.Client, stream: str) -> dict[str | None, list[tuple[object, ...]]]:
     """By routing key, in order; those without a key sorted."""
-    found: dict[str | None, list[Written]] = {}
+    found: dict[str | None, list[tuple[object, ...]]] = {}
     for each in client.batch.segment_ranges(stream):
         for event in client.batch.read(each):
-            found.setdefault(event.routing_key, []).append((event.raw, event.routing_key, dict(event.headers)))
+            found.setdefault(event.routing_key, []).append(
+                (event.raw, event.routing_key, dict(event.headers), event.event_time)
+            )
     if None in found:
         found[None].sort(key=repr)
     return found
@@ -121,8 +130,10 @@ def test_events_go_through_a_pipe(cli: Cli, client: rg.Client, chosen: str) -> N
 
 
 @FORMATS
-def test_an_export_is_written_and_read_as_in_the_first_release(chosen: str) -> None:
+@pytest.mark.parametrize("has_times", [False, True], ids=["no event times", "event times"])
+def test_an_export_is_written_and_read_as_in_the_first_release(chosen: str, has_times: bool) -> None:
     events = EVENTS[:-2]
+    times = [time_of(data) if has_times else None for data, _, _ in events]
     keys, headers = [key for _, key, _ in events], [headers for _, _, headers in events]
     written_at, out = 1_700_000_000_123_456, io.BytesIO()
     with rg.connect("memory://") as client:
@@ -135,19 +146,23 @@ def test_an_export_is_written_and_read_as_in_the_first_release(chosen: str) -> N
             first_number=0,
             keys=keys,
             headers=headers,
+            event_times=[None if time is None else microseconds_of(time, "") for time in times],
         )
         client.store.append(state.data_segment(0), block)
         (segment,) = client.batch.segment_ranges(SOURCE)
         with sink(out, Format(chosen)) as opened:
             for batch in client.batch.batches(segment):
                 opened.write(batch)
-    stored = golden(f"export-v1.{chosen}", out.getvalue())
+    stored = golden(f"export-v{2 if has_times else 1}.{chosen}", out.getvalue())
     if chosen == "parquet":  # its bytes depend on the version of pyarrow
-        assert parquet.read_table(io.BytesIO(stored)).equals(parquet.read_table(out))
+        before, today = parquet.read_table(io.BytesIO(stored)), parquet.read_table(out)
+        assert before.equals(today.select(before.column_names))
     else:
         assert stored == out.getvalue()
     with records(io.BytesIO(stored), Format(chosen)) as found:
-        assert [(each.data, each.routing_key, each.headers or {}) for each in found] == events
+        read_back = list(found)
+    assert [(each.data, each.routing_key, each.headers or {}) for each in read_back] == events
+    assert [each.event_time for each in read_back] == times
 
 
 KEYS = st.none() | st.sampled_from(["a", "b"]) | st.text(max_size=5)
@@ -175,7 +190,9 @@ def test_any_events_are_the_same_after_it(chosen: str, written: list[Written]) -
                     opened.write(batch)
     out.seek(0)
     with records(out, Format(chosen)) as found:
-        assert [(data, key, headers or {}) for data, key, headers in found] == written
+        read_back = list(found)
+    assert [(each.data, each.routing_key, each.headers or {}) for each in read_back] == written
+    assert [each.event_time for each in read_back] == [time_of(each.data) for each in read_back]
 
 
 def test_a_key_that_is_no_text_goes_by_json_and_msgpack_and_not_by_parquet(cli: Cli, client: rg.Client) -> None:
@@ -198,8 +215,8 @@ def test_json_lines_show_text_as_text_and_json_as_json(cli: Cli, client: rg.Clie
     assert lines == [
         {"data": {"id": 1}, "routing_key": "a", "headers_base64": {"trace": "eA=="}},
         {"data": "text", "routing_key": "a"},
-        {"data_base64": "/w==", "routing_key": "a"},
-        {"data": '{"id": 1}', "routing_key": "a"},
+        {"data_base64": "/w==", "routing_key": "a", "event_time": "2026-01-01T00:00:00.000001+00:00"},
+        {"data": '{"id": 1}', "routing_key": "a", "event_time": "2026-01-01T00:00:00.000009+00:00"},
     ]
 
 
@@ -211,8 +228,8 @@ def test_lines_of_ones_own_and_those_that_read_prints_are_imported(cli: Cli, cli
     cli.ok("stream", "import", TARGET, input=printed + own)
     assert read(client, TARGET) == {
         **read(client, SOURCE),
-        "k": [('{"b":1,"a":"é"}'.encode(), "k", {})],
-        None: [(b"7", None, {}), (b"no end of line", None, {})],
+        "k": [('{"b":1,"a":"é"}'.encode(), "k", {}, None)],
+        None: [(b"7", None, {}, None), (b"no end of line", None, {}, None)],
     }
 
 
@@ -296,7 +313,7 @@ def test_parquet_has_the_columns_that_spark_reads(cli: Cli, client: rg.Client) -
     write(client, EVENTS)
     cli.ok("stream", "export", SOURCE, str(cli.folder / "orders.parquet"))
     table = pyarrow.parquet.read_table(cli.folder / "orders.parquet")
-    assert table.column_names == ["event", "routing_key", "headers", "written_at"]
+    assert table.column_names == ["event", "routing_key", "headers", "written_at", "event_time"]
     assert sorted(table["event"].to_pylist()) == sorted(data for data, _, _ in EVENTS)
     assert str(table.schema.field("written_at").type) == "timestamp[us, tz=UTC]"
 
@@ -319,6 +336,9 @@ def test_parquet_has_the_columns_that_spark_reads(cli: Cli, client: rg.Client) -
         ('{"data": "x", "headers_base64": [7]}', "headers_base64"),
         ('{"data": "x", "headers_base64": {"a": "?"}}', "header"),
         ('{"data": "x", "key": "a"}', "'key'"),
+        ('{"data": "x", "event_time": 7}', "event_time must be a time with a timezone"),
+        ('{"data": "x", "event_time": "2026-01-01"}', "event_time must be a time with a timezone"),
+        ('{"data": "x", "event_time": "0001-01-01T00:00:00+05:00"}', "event_time must be a time with a timezone"),
         ('{"data": "\\ud800"}', "surrogates"),
         ('{"data": "x", "routing_key": "' + "k" * 5000 + '"}', "routing key"),
         ('{"data": "' + "x" * (9 << 20) + '"}', "too large"),
@@ -330,10 +350,10 @@ def test_a_wrong_line_is_told_with_its_number_and_what_comes_before_it_is_writte
     good = '{"data": "good", "routing_key": "a"}\n'
     told = cli.fails(1, "stream", "import", SOURCE, input=good * 3 + line + "\n" + good)
     assert "line 4: " in told and reason in told and "the 3 events before it are written" in told
-    assert read(client, SOURCE) == {"a": [(b"good", "a", {})] * 3}
+    assert read(client, SOURCE) == {"a": [(b"good", "a", {}, None)] * 3}
     # Corrected, it goes on where it was.
     cli.ok("stream", "import", SOURCE, "--skip", "3", input=good * 3 + good.replace("good", "corrected") + good)
-    assert [data for data, _, _ in read(client, SOURCE)["a"]] == [b"good"] * 3 + [b"corrected", b"good"]
+    assert [data for data, *_ in read(client, SOURCE)["a"]] == [b"good"] * 3 + [b"corrected", b"good"]
 
 
 @pytest.mark.parametrize(
@@ -346,6 +366,8 @@ def test_a_wrong_line_is_told_with_its_number_and_what_comes_before_it_is_writte
         (msgpack.packb({"data": b"", "routing_key": 7}), "routing_key"),
         (msgpack.packb({"data": b"", "headers": {"a": "text"}}), "headers"),
         (msgpack.packb({"data": b"", "headers": 7}), "headers"),
+        (msgpack.packb({"data": b"", "event_time": 2**62}), "event_time"),
+        (msgpack.packb({"data": b"", "event_time": True}), "event_time"),
         (msgpack.packb({"data": b"cut off"})[:-1], "ends inside"),
     ],
 )
@@ -353,7 +375,7 @@ def test_a_wrong_record_is_told_with_its_number(cli: Cli, client: rg.Client, rec
     good = msgpack.packb({"data": b"good", "routing_key": "a"})
     told = cli.fails(1, "stream", "import", SOURCE, "--format", "msgpack", input=good * 2 + record)
     assert "record 3: " in told and reason in told and "the 2 events before it are written" in told
-    assert read(client, SOURCE) == {"a": [(b"good", "a", {})] * 2}
+    assert read(client, SOURCE) == {"a": [(b"good", "a", {}, None)] * 2}
 
 
 def test_a_wrong_parquet_file_is_refused(cli: Cli, client: rg.Client) -> None:
@@ -372,7 +394,7 @@ def test_a_wrong_parquet_file_is_refused(cli: Cli, client: rg.Client) -> None:
     assert "row 2: the event is null; the 1 event before it" in cli.fails(1, "stream", "import", SOURCE, str(file))
     file.write_bytes(file.read_bytes()[:-3])
     assert "not a complete Parquet file" in cli.fails(1, "stream", "import", SOURCE, str(file))
-    assert read(client, SOURCE) == {None: [(b"x", None, {})]}
+    assert read(client, SOURCE) == {None: [(b"x", None, {}, None)]}
 
 
 def test_what_cannot_be_written_any_more_is_told(cli: Cli, client: rg.Client) -> None:
