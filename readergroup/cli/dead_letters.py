@@ -285,6 +285,8 @@ def _fields(letter: rg.StoredDeadLetter) -> dict[str, object]:
     }
     if letter.routing_key is not None:
         found["routing_key"] = letter.routing_key
+    if letter.event_time is not None:
+        found["event_time"] = letter.event_time.isoformat()
     if letter.headers:
         found["headers_base64"] = {name: base64.b64encode(value).decode() for name, value in letter.headers.items()}
     try:

@@ -33,6 +33,7 @@ from ..outbox.table import Row
 from ..scaling.retry import DeadLetter
 from ..streams.config import check_stream_name, number_of, stream_of
 from ..streams.data.block import Headers
+from ..streams.data.moments import microseconds_of
 from ..streams.data.places import Place
 from ..streams.event import Event, EventPointer
 from ..streams.manager import StreamManager
@@ -69,6 +70,8 @@ class StoredDeadLetter:
     written_at: datetime
     #: The offset of the next letter.
     end: int
+    #: When the event happened, as its writer said.
+    event_time: datetime | None = None
 
     @property
     def is_of_queue(self) -> bool:
@@ -480,7 +483,8 @@ def _status(statuses: LetterStatuses, letter: StoredDeadLetter) -> Status:
 
 def _row(letter: StoredDeadLetter) -> Row:
     headers = {**letter.headers, REPLAYED_FROM: str(letter.letter.pointer).encode()}
-    return Row(_id(letter), letter.routing_key, letter.letter.data, headers)
+    time = None if letter.event_time is None else microseconds_of(letter.event_time, "event_time")
+    return Row(_id(letter), letter.routing_key, letter.letter.data, headers, event_time=time)
 
 
 def _decoded(event: Event[bytes], statuses: LetterStatuses) -> StoredDeadLetter:
@@ -499,6 +503,7 @@ def _decoded(event: Event[bytes], statuses: LetterStatuses) -> StoredDeadLetter:
         headers=event.headers,
         written_at=event.written_at.astimezone(UTC),
         end=event.next_offset,
+        event_time=event.event_time,
     )
 
 

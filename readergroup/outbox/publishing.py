@@ -194,7 +194,7 @@ class Publisher:
                 batches[number] = WriteBatch(number), {}
             batch, new = batches[number]
             if batch.size < BATCH_BYTES:
-                batch.add(row.data, row.routing_key, row.headers)
+                batch.add(row.data, row.routing_key, row.headers, row.event_time)
                 new[row.id] = checksum(row)
         return batches
 

@@ -110,6 +110,8 @@ class Row(NamedTuple):
     headers: Headers | None
     #: Its age, if it is the first of several.
     seconds: float | None = None
+    #: In microseconds since 1970. The table has none; replayed dead letters and retries have it.
+    event_time: int | None = None
 
 
 class StreamRows(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 from synchronizer import Clock
 
 from ..scaling.retry import DelayedRetry
+from ..streams.data.moments import microseconds_of
 from ..streams.data.write_batch import check_size
 from ..streams.event import Event
 from ..streams.manager import StreamManager
@@ -41,7 +42,8 @@ class DelayedEvents:
         delay = self._retry.delays[len(failed.errors) - 1]
         headers = failed.all_headers
         check_size([event.raw], headers, self._retry.retry_stream)
-        waiting = WaitingEvent(self._clock.time() + delay, event.pointer, event.routing_key, event.raw, headers)
+        time = None if event.event_time is None else microseconds_of(event.event_time, "event_time")
+        waiting = WaitingEvent(self._clock.time() + delay, event.pointer, event.routing_key, event.raw, headers, time)
         # If the segment has a newer owner, that one decides about the event.
         self._diverting.put(waiting, delay, event.fencing_token)
         return delay

@@ -165,4 +165,4 @@ class Returning:
 
 def _row(frame: WaitingFrame) -> Row:
     event = frame.event
-    return Row(frame.offset, event.routing_key, event.data, event.headers)
+    return Row(frame.offset, event.routing_key, event.data, event.headers, event_time=event.event_time)

@@ -28,6 +28,7 @@ from ..streams.data.block import Headers
 from ..streams.event import EventPointer
 
 _FORMAT: Final = 1
+_FORMAT_WITH_EVENT_TIME: Final = 2
 _SOURCES: Final = "from/"
 #: `summary` counts no more events.
 _MOST_COUNTED: Final = 100_000
@@ -43,18 +44,22 @@ class WaitingEvent(NamedTuple):
     routing_key: str | None
     data: bytes
     headers: Headers
+    #: In microseconds since 1970.
+    event_time: int | None = None
 
     def encode(self) -> bytes:
         fields = [_FORMAT, self.due, list(self.pointer), self.routing_key, self.data, dict(self.headers)]
+        if self.event_time is not None:
+            fields = [_FORMAT_WITH_EVENT_TIME, *fields[1:], self.event_time]
         return encode_frame(bytes(msgpack.packb(fields, unicode_errors="surrogatepass")))
 
     @classmethod
     def decode(cls, encoded: bytes) -> WaitingEvent:
         version, *fields = msgpack.unpackb(encoded, unicode_errors="surrogatepass")
-        if version != _FORMAT:
+        if version not in (_FORMAT, _FORMAT_WITH_EVENT_TIME):
             raise UnsupportedError("a newer release of the SDK has stored this event; use that release", format=version)
-        due, pointer, routing_key, data, headers = fields
-        return cls(due, EventPointer(*pointer), routing_key, data, headers)
+        due, pointer, *rest = fields
+        return cls(due, EventPointer(*pointer), *rest)
 
 
 class WaitingFrame(NamedTuple):

@@ -394,7 +394,9 @@ class Worker(Generic[T]):
                 self._task.client.streams, retry.dead_letters, serializer=PydanticSerializer(DeadLetter)
             )
         try:
-            self._dead_letters.write(letter, routing_key=event.routing_key, headers=headers)
+            self._dead_letters.write(
+                letter, routing_key=event.routing_key, headers=headers, event_time=event.event_time
+            )
         except EventTooLargeError as too_large:
             error.add_note(f"The event could not be moved to the dead letters: {too_large}")
             raise self._failed(event, error, attempts) from error

@@ -16,6 +16,7 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,20 @@ def test_streams_are_listed_by_tag(orders: Cli) -> None:
     assert "team" not in orders.ok("stream", "configure", "bank/accounts", "--no-tags")
     for wrong in (("--tag", "team"), ("--tag", "a=b", "--no-tags"), ()):
         orders.fails(2, "stream", "configure", "bank/accounts", *wrong)
+
+
+def test_the_watermark_and_event_times_are_shown(cli: Cli) -> None:
+    with rg.connect(cli.url) as client:
+        client.streams.create("shop/orders")
+        assert "Watermark" not in cli.ok("stream", "info", "shop/orders")
+        with client.writer("shop/orders") as writer:
+            writer.write(b"x", event_time=datetime(2026, 1, 1, tzinfo=UTC))
+            writer.note_time(datetime(2026, 1, 2, tzinfo=UTC))
+    assert "Watermark of event time: 2026-01-02T00:00:00.000+00:00" in cli.ok("stream", "info", "shop/orders")
+    info = json.loads(cli.ok("stream", "info", "shop/orders", "--json"))
+    assert info["watermark"] == "2026-01-02T00:00:00Z"
+    read = json.loads(cli.ok("read", "shop/orders", "--group", "g", "--json"))
+    assert read["event_time"] == "2026-01-01T00:00:00+00:00"
 
 
 def test_a_stream_is_split_merged_and_sealed(orders: Cli) -> None:

@@ -30,6 +30,7 @@ from readergroup.retries.waiting import DelayLog, Diverting, WaitingEvent, summa
 from readergroup.sinks import SqlSink
 from readergroup.streams.config import stream_of
 from synchronizer import SegmentStore, open_store
+from synchronizer.recipes.queue.frames import decode_frames
 from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.golden import golden
 from tests.waiting import until
@@ -418,7 +419,15 @@ def test_what_waits_is_written_and_read_as_in_its_first_release() -> None:
     assert [each.event for each in log.all()] == [event]
     assert event.headers[rg.RETRY_OF] == b"shop/orders/0:a1:7"
     with pytest.raises(rg.UnsupportedError, match="newer release"):
-        WaitingEvent.decode(msgpack.packb([2]))
+        WaitingEvent.decode(msgpack.packb([3]))
+
+
+def test_what_waits_with_an_event_time_is_written_and_read_as_in_the_release_that_added_it() -> None:
+    event = waiting(7)._replace(event_time=-5)
+    stored_before = golden("waiting-event-v2.bin", event.encode())
+    assert stored_before == event.encode()
+    (frame,) = decode_frames("retries", stored_before, 0)
+    assert WaitingEvent.decode(frame.data) == event
 
 
 # ---------------------------------------------------------------------- time

@@ -8,9 +8,11 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 import readergroup as rg
+from readergroup.streams.config import stream_of
 from readergroup.streams.data import block, write_batch
 from readergroup.streams.writing import writer as writer_module
 from readergroup.testing import make_batch, make_event
+from tests.waiting import CallInThread, until
 
 STREAM = "home/sensors"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -140,6 +142,41 @@ def test_events_in_chunks_have_their_times(client: rg.Client) -> None:
         tables = [each for found in ranges for each in client.batch.record_batches(found, ["event", "event_time"])]
         rows = [row for table in tables for row in table.to_pylist()]
         assert {row["event"]: row["event_time"] for row in rows} == expected
+
+
+def test_retries_dead_letters_and_their_replay_keep_the_time(client: rg.Client) -> None:
+    for stream in ("home/retry", "home/dead"):
+        client.streams.create(stream)
+    group = client.groups.create("g", streams=[STREAM, "home/retry"])
+    with client.writer(STREAM) as writer:
+        writer.write(b"x", "k", event_time=START)
+        writer.write(b"none", "k")
+    handled: list[tuple[str, bytes, datetime | None]] = []
+
+    def handle(event: rg.Event[bytes]) -> None:
+        handled.append((stream_of(event.segment), event.raw, event.event_time))
+        raise ValueError("always")
+
+    retry = rg.DelayedRetry(delays=[0.01], retry_stream="home/retry", dead_letters="home/dead")
+    letters = client.dead_letters("home/dead")
+    pool = group.pool(handle, retry=retry)
+
+    def run() -> str:
+        pool.run()
+        return "ended"
+
+    running = CallInThread(run)
+    try:
+        until(lambda: len(list(letters.list())) == 2)
+    finally:
+        pool.stop()
+    assert running.ended() == "ended"
+    events = {(b"x", START), (b"none", None)}
+    for stream in (STREAM, "home/retry"):
+        assert {each[1:] for each in handled if each[0] == stream} == events
+    assert {(each.letter.data, each.event_time) for each in letters.list()} == events
+    assert letters.replay() == 2
+    assert sorted(times_of(client)) == sorted([*events, *events], key=lambda each: each[0])
 
 
 def test_events_made_for_a_test_can_have_times() -> None:
