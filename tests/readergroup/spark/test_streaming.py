@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,28 @@ def test_a_watermark_drops_no_events_of_a_stream_that_was_scaled_and_has_a_hot_k
     dropped = [each["numRowsDroppedByWatermark"] for p in query.recentProgress for each in p["stateOperators"]]
     assert sum(dropped) == 0
     assert sum(counted.values()) == count
+
+
+def test_the_event_time_of_writers_is_a_column_with_a_watermark(
+    spark: SparkSession, client: rg.Client, url: str, tmp_path: Path
+) -> None:
+    client.streams.create(STREAM)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    times = [None if number % 10 == 0 else start + timedelta(seconds=number) for number in range(300)]
+    with client.writer(STREAM) as writer:
+        for time in times:
+            writer.write(b"x", event_time=time)
+    options = {"url": url, "stream": STREAM}
+    frame = spark.read.format("readergroup").options(**options, columns="event_time").load()
+    assert frame.dtypes == [("event_time", "timestamp")]
+    assert [row[0] and row[0].astimezone(UTC) for row in frame.collect()] == times
+    counted: dict[datetime | None, int] = {}
+
+    def count_windows(batch: DataFrame, _: int) -> None:
+        counted.update({row.window.start.astimezone(UTC): row["count"] for row in batch.collect()})
+
+    events = spark.readStream.format("readergroup").options(**options, startingOffsets="earliest", columns="event_time")
+    windows = events.load().withWatermark("event_time", "1 minute").groupBy(window("event_time", "1 minute"))
+    query = windows.count().writeStream.outputMode("update").foreachBatch(count_windows)
+    run(query.option("checkpointLocation", str(tmp_path / "event-time")).trigger(availableNow=True).start())
+    assert counted == {start + timedelta(minutes=minute): 54 for minute in range(5)}
