@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system doe
 PROGRAM = """
 import logging, os, sys
 from contextlib import ExitStack
+from datetime import UTC, datetime
 
 from pydantic import BaseModel
 import readergroup as rg
@@ -46,12 +47,16 @@ with ExitStack() as opened:
     held = opened.enter_context(client.lock("lock"))
     barrier = client.barrier("barrier", 2)
     writer.write(b"on its way", routing_key="k")
+    timed = opened.enter_context(client.writer("shop/orders", event_time="now"))
+    writer.note_time(datetime.now(UTC))
 
     child = os.fork()
     if not child:
         if how == "closes each":
-            for each in (barrier, election, membership, reader, group, writer, numbers, client.streams, client.groups):
+            for each in (barrier, election, membership, reader, group, writer, timed, numbers):
                 each.close()
+            client.streams.close()
+            client.groups.close()
             group.reader_notifier.close()
             client.close()
         elif how == "ends at once":

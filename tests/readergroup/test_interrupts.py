@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.interrupts import interrupts
 from tests.waiting import CallInThread, until
 
 DEADLINE = 30.0
+START = datetime(2026, 1, 1, tzinfo=UTC)
 Writer = rg.EventWriter[object]
 
 
@@ -72,6 +74,33 @@ def test_a_writer_that_was_interrupted_while_it_was_opened_or_closed_ends_with_t
     one.close()
     # Python lists a thread for ever that an interrupt within its `Thread.start` kept from beginning: it is not alive.
     until(lambda: not any(thread.is_alive() for thread in {*threading.enumerate()} - before), "threads end", seconds=30)
+
+
+def test_a_time_is_noted_after_an_interrupt(clients: list[rg.Client]) -> None:
+    one, other = clients
+    seconds = itertools.count()
+    writers: list[Writer] = []
+
+    def renew() -> None:
+        for writer in writers:
+            writer.close()
+        writers[:] = [one.writer("shop/orders", serializer=rg.JsonSerializer())]
+
+    def note() -> None:
+        (writer,) = writers
+        time = START + timedelta(seconds=next(seconds))
+        writer.write("event", "key", event_time=time)
+        writer.note_time(time)
+
+    for run in interrupts(note, before=renew):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        (writer,) = writers
+        time = START + timedelta(seconds=next(seconds))
+        noting = CallInThread(lambda writer=writer, time=time: (writer.note_time(time),))
+        assert noting.ended() == (None,), run.place
+        renew()
+        assert other.streams.info("shop/orders").watermark == time, run.place
+    renew()
 
 
 def read_all(client: rg.Client) -> list[object]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final, Literal, TypeVar
 
-from synchronizer import ClosedError, InvalidArgumentError, ReaderGroupError
+from synchronizer import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError
 from synchronizer.threads.task_threads import Task
 
 from ..data.block import NO_TIME
@@ -156,7 +156,7 @@ class TimeNotes:
                     if self._ended:
                         return None
                     has_followed = self._watermarks.note(self._stream, self._writer_id, self._mark(time))
-            except ClosedError:
+            except (ClosedError, NotFoundError):  # the store is closed, or the stream is deleted
                 return None
             except ReaderGroupError as error:
                 _logger.info("the event time of %s is stored later: %s", self._stream, error)

@@ -63,9 +63,14 @@ class Watermarks:
             NotFoundError: The stream is deleted.
             ReaderGroupError: The store did not answer. Repeat the call.
         """
-        if not self._change(_mark_of(stream, writer_id), AttributeChange(ANY, mark.encode())):
+        name = _mark_of(stream, writer_id)
+        if not self._change(name, AttributeChange(ANY, mark.encode())):
             raise StoreUnavailableError("the store did not answer whether it has stored an event time", stream=stream)
-        return self._advance(stream)
+        try:
+            return self._advance(stream)
+        except NotFoundError:
+            self._change(name, AttributeChange(ANY, None))
+            raise
 
     def end(self, stream: str, writer_id: bytes, last: Mark) -> None:
         """Let a writer count no more that writes no further events. ``last`` is what it would have noted."""

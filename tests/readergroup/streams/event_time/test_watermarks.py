@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -13,9 +14,11 @@ import readergroup as rg
 from readergroup.streams.data import write_batch
 from readergroup.streams.data.moments import microseconds_of
 from readergroup.streams.event_time.marks import Mark
+from readergroup.streams.event_time.watermarks import REGISTRY
 from readergroup.streams.writing import writer as writer_module
 from readergroup.testing import failing_store, manual_clock, reader_group_client, second_client  # noqa: F401
-from synchronizer import ManualClock
+from synchronizer import ManualClock, open_store
+from synchronizer.testing import FailingStore, Operation
 from tests.waiting import until
 
 STREAM = "home/sensors"
@@ -175,6 +178,39 @@ def test_a_note_waits_for_an_open_transaction(client: rg.Client) -> None:
                     _ = 1 // 0
         writer.note_time(at(10))
         until(lambda: watermark(client) == at(10))
+
+
+@pytest.mark.parametrize("how", ["unavailable", "requests are lost", "answers are lost"])
+def test_a_time_that_the_store_does_not_take_is_stored_later(how: str) -> None:
+    store = FailingStore(open_store(f"memory://{uuid.uuid4()}"))
+    failed: list[Operation] = []
+
+    def fail(operation: Operation) -> None:
+        if operation.segment == REGISTRY and operation.verb == "append" and len(failed) < 2:
+            failed.append(operation)
+            if how == "unavailable":
+                raise rg.StoreUnavailableError("away")
+            (store.lose_requests if how == "requests are lost" else store.lose_answers)()
+
+    with rg.Client(store) as client:
+        client.streams.create(STREAM)
+        with client.writer(STREAM) as writer:
+            store.before = fail
+            writer.write(b"x", event_time=at(1))
+            writer.note_time(at(2))
+            writer.flush()
+            until(lambda: watermark(client) == at(2))
+            assert len(failed) == 2
+
+
+def test_a_writer_of_a_deleted_stream_leaves_no_mark(reader_group_client: rg.Client) -> None:
+    streams = reader_group_client.streams
+    streams.create(STREAM)
+    noted = mark(reader_group_client, 1)
+    streams.delete(STREAM)
+    with pytest.raises(rg.NotFoundError):
+        streams.watermarks.note(STREAM, b"a", noted)
+    assert streams.watermarks._attributes() == {}
 
 
 def test_what_contradicts_a_note_is_refused(client: rg.Client) -> None:
