@@ -88,7 +88,6 @@ class TimeNotes:
         self.noted = NO_TIME
         self.is_automatic = False
         self._watermarks = manager.watermarks
-        self._threads = manager.writer_threads
         self._clock = manager.clock
         self._stream = state.name
         self._incarnation = state.incarnation
@@ -98,7 +97,8 @@ class TimeNotes:
         self._written_upto = written_upto
         self._has_failed = has_failed
         self._timeout_seconds = timeout_seconds
-        self._task: Task | None = None
+        self._task = Task(manager.writer_threads, self._step)
+        self._has_begun = False
         self._holds: set[TimeHold] = set()
         self._awaited: tuple[int, int] | None = None  # a time, and the round after which it may be stored
         self._rounds_done = 0
@@ -108,10 +108,9 @@ class TimeNotes:
 
     def schedule(self) -> None:
         """Let the time be stored that was noted. An interrupted call can be repeated."""
-        if self._task is None:
-            task = Task(self._threads, self._step)
-            task.begin()
-            self._task = task
+        if not self._has_begun:
+            self._task.begin()
+            self._has_begun = True
         self._task.schedule(max(self._next_at, self._clock.monotonic()))
 
     def hold(self) -> TimeHold:
@@ -126,8 +125,6 @@ class TimeNotes:
     def on_round(self, done: int) -> None:
         """Take note that the writer has stored this round of events. Lock held."""
         self._rounds_done = done
-        if self._task is None:
-            return
         if self.is_automatic or (self._awaited is not None and done >= self._awaited[1]):
             self._task.schedule(self._next_at)
 
@@ -173,13 +170,10 @@ class TimeNotes:
     def stop(self) -> None:
         """Store nothing more in the background."""
         self._ended = True
-        if self._task is not None:
-            self._task.end(0.0)
+        self._task.end(0.0)
 
     def end(self) -> None:
         """Store the last time; after that the writer counts no more. All events are stored."""
-        if self._task is None:
-            return
         with self._lock:
             time = self._time()
         if time == NO_TIME:
