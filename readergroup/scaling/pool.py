@@ -353,7 +353,7 @@ class ReaderPool(Generic[T]):
             return
         if decision.desired_readers != self._desired:
             self._logger.info(
-                "%s: %d readers: %s",
+                "%s: the desired number of readers is now %d: %s",
                 self._group.name,
                 decision.desired_readers,
                 decision.reason,
@@ -428,7 +428,7 @@ class ReaderPool(Generic[T]):
             deaths = self._died_over.pop(what, 0) + 1
             self._died_over[what] = deaths
             self._logger.warning(
-                "worker %s died while it handled %s; %d workers died at this event so far",
+                "worker %s died while it handled %s; deaths at this event so far: %d",
                 worker.reader_id,
                 what.pointer,
                 deaths,

@@ -102,7 +102,7 @@ def group_document(
             {
                 "number": each.token,
                 "name": each.name,
-                "is": "completed" if each.completed else f"waits for {len(each.waiting)} readers",
+                "is": "completed" if each.completed else _awaited(len(each.waiting)),
             }
             for each in state.checkpoints
             if not each.silent
@@ -192,6 +192,10 @@ def _segment(segment: SegmentId, state: ReaderGroupState, lag: GroupLag, curve: 
         "load": found.load if found else 1,
         "curve": curve,
     }
+
+
+def _awaited(readers: int) -> str:
+    return "waits for 1 reader" if readers == 1 else f"waits for {readers} readers"
 
 
 def _order(segment: SegmentId) -> tuple[str, int]:
