@@ -15,7 +15,8 @@ import readergroup as rg
 WATCHED: Final = (
     "apscheduler", "blinker", "isal", "matplotlib", "mmh3", "msgpack", "msgspec", "nats", "notifications",
     "numpy", "opentelemetry", "prometheus_client", "psycopg", "pyarrow", "pydantic", "pyspark", "rich", "typer",
-    "readergroup.client", "asyncio", "ctypes", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml",
+    "readergroup.client", "synchronizer.state",
+    "asyncio", "ctypes", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml",
 )  # fmt: skip
 
 CONNECT: Final = "import readergroup as rg; client = rg.connect('memory://')"
@@ -23,7 +24,7 @@ STREAM: Final = f"{CONNECT}; client.streams.create('shop/orders')"
 GROUP: Final = f"{STREAM}; group = client.groups.create('billing', streams=['shop/orders'])"
 WRITE: Final = "writer = client.writer('shop/orders'); writer.write(b'x'); writer.close()"
 
-CLIENT: Final = "blinker isal mmh3 msgpack multiprocessing notifications pydantic readergroup.client"
+CLIENT: Final = "blinker isal mmh3 msgpack multiprocessing notifications pydantic readergroup.client synchronizer.state"
 
 #: What a library process loads, by what it does.
 LIBRARY: Final = {

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from synchronizer import StateSynchronizer
-
 if TYPE_CHECKING:
-    from synchronizer import State, Update
+    from synchronizer import State, StateSynchronizer, Update
 
     from ..client import Client
 
@@ -67,6 +65,8 @@ def kind_of(name: str) -> Kind | None:
 @contextmanager
 def opened(client: Client, name: str, kind: Kind) -> Iterator[StateSynchronizer[Any]]:
     """Open the newest state during the block. Raise `NotFoundError` if there is none."""
+    from synchronizer import StateSynchronizer  # loads pydantic, which most commands do without until they connect
+
     synchronizer: StateSynchronizer[Any] = StateSynchronizer(
         client.store, name, state_type=kind.state_type, updates=kind.updates, timeout=client.timeout
     )
