@@ -8,13 +8,30 @@ from types import FrameType
 from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .application import WebView
 
 #: At most this many connections and requests at once. Further ones get 503.
 MAX_CONNECTIONS: Final = 200
+#: At most this many of them without a request. A further one closes the oldest.
+MAX_IDLE_CONNECTIONS: Final = 100
 #: How long requests may take after a signal to end.
 END_SECONDS: Final = 3
+
+
+class _Connection(H11Protocol):
+    """Makes room for itself, so that clients that connect and send no request keep no other client out."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._made_at = self.loop.time()
+        idle = [each for each in self.connections if isinstance(each, _Connection) and each._is_idle()]
+        if len(idle) > MAX_IDLE_CONNECTIONS:
+            min(idle, key=lambda each: each._made_at).transport.abort()
+
+    def _is_idle(self) -> bool:
+        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
 
 class Server(uvicorn.Server):
@@ -26,7 +43,7 @@ class Server(uvicorn.Server):
             log_config=None,
             log_level="warning",
             access_log=False,  # addresses belong to users, and headers may hold the token
-            http="h11",
+            http=_Connection,
             ws="none",
             server_header=False,
             proxy_headers=False,

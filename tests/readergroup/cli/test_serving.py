@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -126,12 +128,17 @@ def test_changes_are_allowed_only_if_asked_for(url: str) -> None:
         assert client.groups.get(GROUP).lag().events == 0
 
 
-def test_many_connections_and_one_that_never_reads_stop_no_other(url: str) -> None:
-    with served(url) as (address, _):
+def test_a_thousand_connections_and_one_that_never_reads_stop_no_other(url: str) -> None:
+    with served(url) as (address, _), ExitStack() as opened:
         port = urlsplit(address).port
         assert port is not None
-        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
-        stuck = socket.create_connection(("127.0.0.1", port))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+        idle = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(1000)]
+        for each in idle[-50:]:  # still open
+            each.sendall(b"GET /metr")
+        stuck = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
         stuck.sendall(f"GET /events?group={GROUP} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         failed: list[object] = []
 
@@ -147,8 +154,6 @@ def test_many_connections_and_one_that_never_reads_stop_no_other(url: str) -> No
         for thread in threads:
             thread.join()
         assert failed == []
-        for each in (*idle, stuck):
-            each.close()
 
 
 def test_garbage_is_answered_and_survived(url: str) -> None:
