@@ -10,16 +10,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import typer
 
+import readergroup as rg
 from synchronizer import ReaderGroupError, UnsupportedError
 from synchronizer.extras import install_hint
 
 from ..java import check_java
+from .peeking import newest_events
 from .screen import print_json, say
 from .session import Failed, Session, WrongUsage
 from .streams import AsJson
@@ -27,6 +30,9 @@ from .streams import AsJson
 #: The packages that a task imports, and their oldest versions that are checked.
 _PACKAGES: Final[Mapping[str, tuple[int, ...]]] = {"pyspark": (4, 2), "pyarrow": (19,), "msgspec": (0, 19)}
 _HERE: Final = "here"
+#: In how many streams the times of the newest events are compared with the clock, and how far they may be ahead.
+_CLOCK_STREAMS: Final = 20
+_CLOCK_TOLERANCE: Final = timedelta(seconds=1)
 #: Where Linux lists its file systems.
 _MOUNTS: Final = Path("/proc/mounts")
 #: File systems of other machines. The locks and the shared memory of SQLite do not work there.
@@ -121,11 +127,13 @@ def _checks(
 def _store(session: Session) -> Iterator[Check]:
     try:
         with session.connect() as client:
-            count, url, guarantees = len(list(client.streams.list())), client.store.url, client.store.guarantees
+            streams, url, guarantees = list(client.streams.list()), client.store.url, client.store.guarantees
+            clock = _clock(client, streams[:_CLOCK_STREAMS])
     except (Failed, ReaderGroupError) as error:
         yield Check(False, _HERE, f"store: {error}")
         return
-    yield Check(True, _HERE, f"the store answers; streams: {count}")
+    yield Check(True, _HERE, f"the store answers; streams: {len(streams)}")
+    yield clock
     safety = "survive a loss of power" if guarantees.durable else "may be lost if the servers lose power"
     waiting = "woken" if guarantees.push else "not woken: they poll"
     reach = "of many machines" if guarantees.many_hosts else "of one machine"
@@ -134,6 +142,16 @@ def _store(session: Session) -> Iterator[Check]:
         yield Check(True, _HERE, f"SQLite {importlib.import_module('sqlite3').sqlite_version}")
         if _MOUNTS.exists():
             yield _file_system(Path(unquote(urlsplit(url).path[1:])).resolve())
+
+
+def _clock(client: rg.Client, streams: list[str]) -> Check:
+    """Compare the clock with those of the writers of the newest events."""
+    times = [event.written_at for stream in streams for event in newest_events(client, stream, 1)]
+    now = datetime.fromtimestamp(client.clock.time(), UTC)
+    if times and max(times) > now + _CLOCK_TOLERANCE:
+        ahead = (max(times) - now).total_seconds()
+        return Check(False, _HERE, f"clock: an event was written {ahead:.0f} s from now; synchronize the clocks")
+    return Check(True, _HERE, f"clock {now:%Y-%m-%d %H:%M:%S} UTC; no newest event is from later")
 
 
 def _file_system(path: Path) -> Check:

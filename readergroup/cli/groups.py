@@ -142,10 +142,14 @@ def cancel_checkpoint(
     context: typer.Context,
     group: Name,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the checkpoint.", show_default=False)],
+    as_json: AsJson = False,
 ) -> None:
     """Cancel a checkpoint that waits for readers. They go on without it."""
     with session(context).connect() as client:
         was_cancelled = client.groups.get(group).cancel_checkpoint(name)
+    if as_json:
+        print_json({"group": group, "checkpoint": name, "cancelled": was_cancelled})
+        return
     say(f"{group}: {name} {'was cancelled' if was_cancelled else 'is not outstanding'}")
 
 

@@ -39,7 +39,7 @@ def peek(
     """Show some events of a stream, by default the newest. No group moves. With --json, one object per line."""
     with session(context).connect() as client:
         if start is None:
-            events = _newest(client, stream, limit)
+            events = newest_events(client, stream, limit)
         else:
             events = list(
                 islice(events_between(client, stream, place_of(client, stream, "--from", start), "tail"), limit)
@@ -69,7 +69,8 @@ def _shown(data: bytes) -> str:
         return f"{count(len(data), 'byte')}: {data[:16].hex(' ')}{' ...' if len(data) > 16 else ''}"
 
 
-def _newest(client: rg.Client, stream: str, limit: int) -> list[rg.Event[bytes]]:
+def newest_events(client: rg.Client, stream: str, limit: int) -> list[rg.Event[bytes]]:
+    """Return the events of the stream that were written last, the newest at the end."""
     ends = [_end_of(client, each, limit) for each in client.batch.segment_ranges(stream)]
     return sorted(nlargest(limit, _flat(ends), key=attrgetter("written_at")), key=attrgetter("written_at"))
 

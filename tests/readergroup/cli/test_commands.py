@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import readergroup as rg
@@ -629,6 +630,20 @@ def test_every_group_of_commands_explains_itself(command: str) -> None:
     assert "Usage: " in result.stdout
 
 
+def test_commands_print_json_on_request() -> None:
+    without = {"serve", "demo", "config shell", "sink ddl", "outbox ddl"}  # a server, a show, a prompt, and SQL
+    assert {name for name, options in commands(get_command(app)) if "--json" not in options} == without
+
+
+def commands(command: Any, *path: str) -> Iterator[tuple[str, list[str]]]:
+    """The names of all commands below this one, with their options."""
+    if not hasattr(command, "commands"):
+        yield " ".join(path), [option for parameter in command.params for option in parameter.opts]
+        return
+    for name, each in command.commands.items():
+        yield from commands(each, *path, name)
+
+
 def test_the_version_is_printed() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, "readergroup 0.1.0\n")
@@ -841,3 +856,5 @@ def test_a_checkpoint_is_cancelled(cli: Cli) -> None:
         group.synchronizer.update_state(lambda _: [rg.AddReader(reader="gone"), CreateCheckpoint(name="nightly")])
     assert cli.ok("group", "cancel-checkpoint", "billing", "nightly") == "billing: nightly was cancelled\n"
     assert cli.ok("group", "cancel-checkpoint", "billing", "nightly") == "billing: nightly is not outstanding\n"
+    again = cli.json("group", "cancel-checkpoint", "billing", "nightly")
+    assert again == {"group": "billing", "checkpoint": "nightly", "cancelled": False}

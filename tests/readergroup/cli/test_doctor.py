@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def test_nothing_is_missing(tmp_path: Path) -> None:
     assert "missing" not in found.stdout
     for text in (
         "the store answers; streams: 0",
+        " UTC; no newest event is from later",
         "stored events survive a loss of power; processes of one machine share the store",
         "SQLite 3.",
         "pyspark 4.",
@@ -43,6 +45,24 @@ def test_nothing_is_missing(tmp_path: Path) -> None:
         f"PYSPARK_PYTHON {sys.executable}",
     ):
         assert text in found.stdout
+
+
+@pytest.mark.parametrize(("ahead", "exit_code"), [(0, 0), (35, 1)])
+def test_a_clock_that_differs_from_those_of_writers_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, exit_code: int
+) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with rg.connect(url) as client:
+        client.streams.create("shop/orders", scaling=rg.ScalingPolicy.fixed(2))
+        client.streams.create("shop/payments")
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + ahead)
+        with client.writer("shop/orders") as writer:
+            writer.write(b"order", "ann")
+        monkeypatch.undo()
+    found = doctor("--url", url, "doctor")
+    assert found.exit_code == exit_code, found.stdout
+    assert ("s from now; synchronize the clocks" in found.stdout) == bool(ahead)
 
 
 MOUNTS = """\
