@@ -30,7 +30,13 @@ class Configuration(BaseModel):
 def reasons(error: ValidationError) -> str:
     """Return the findings of pydantic in one line: fields, reasons and values."""
     return "; ".join(
-        ": ".join(filter(None, (".".join(map(str, e["loc"])), str(e["msg"]).removeprefix("Value error, "))))
+        ": ".join(filter(None, (".".join(map(str, e["loc"])), _in_our_words(e["type"], e["msg"]))))
         + (f", not {e['input']!r:.100}" if e["loc"] and e["type"] not in ("missing", "extra_forbidden") else "")
         for e in error.errors()
     )
+
+
+def _in_our_words(kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return "there is no field of this name"
+    return message.removeprefix("Value error, ").replace("Input should ", "must ")

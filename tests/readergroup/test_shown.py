@@ -81,7 +81,9 @@ def test_one_start_holds_for_all_streams(client: rg.Client) -> None:
         ({"start": datetime(2026, 1, 1)}, "start.shop/orders: a time needs a timezone"),
         ({"start": {STREAM: 5}}, "start.shop/orders: must be 'head', 'tail', a time or a cut, not 5"),
         ({"start": {"shop/other": "tail"}}, "a bound is given for shop/other, which is not one of the streams"),
-        ({"streams": 5, "start": "tail"}, "streams: Input should be a valid tuple, not 5"),
+        ({"streams": 5, "start": "tail"}, r"streams: must be a list of names, such as \['shop/orders'\], not 5"),
+        ({"reader_timeout_seconds": "x"}, "reader_timeout_seconds: must be a valid number, not 'x'"),
+        ({"reader_timeout": 5}, "reader_timeout: there is no field of this name"),
     ],
 )
 def test_a_wrong_group_is_refused_in_plain_words(client: rg.Client, fields: dict[str, object], words: str) -> None:

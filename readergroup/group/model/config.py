@@ -116,9 +116,10 @@ class ReaderGroupConfig(Configuration):
 
     @field_validator("streams", mode="before")
     @classmethod
-    def _refuse_text(cls, streams: object) -> object:
-        if isinstance(streams, str):
-            raise ValueError(f"must be a list of names, such as [{streams!r}]")
+    def _check_list(cls, streams: object) -> object:
+        if isinstance(streams, str) or not isinstance(streams, Collection):
+            example = streams if isinstance(streams, str) else "shop/orders"
+            raise ValueError(f"must be a list of names, such as [{example!r}]")
         return streams
 
     @model_validator(mode="after")
