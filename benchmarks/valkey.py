@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from synchronizer.extras import install_hint
 from tests.servers.unavailable import ServerUnavailable
 from tests.servers.valkey import Sync, ValkeyServer
 
@@ -28,7 +29,7 @@ def server(folder: Path, sync: Sync) -> Iterator[Any]:
         import hiredis  # noqa: F401  # redis-py parses answers with it where it is installed
         import redis
     except ImportError as error:
-        raise NoValkey(f"no Valkey to compare with: {error}; pip install 'readergroup[dev]'") from error
+        raise NoValkey(f"no Valkey to compare with: {error}; {install_hint('dev')}") from error
     try:
         with ValkeyServer(sync=sync, folder=folder) as valkey:
             with redis.Redis.from_url(valkey.url.replace("valkey:", "redis:")) as client:

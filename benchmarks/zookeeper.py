@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from synchronizer import UnsupportedError
+from synchronizer.extras import install_hint
 from tests.servers.guard import Guard
 from tests.servers.ports import free_port
 
@@ -30,7 +31,7 @@ def server(folder: Path) -> Iterator[Any]:
     try:
         from kazoo.client import KazooClient
     except ImportError as error:
-        raise NoZooKeeper(f"no ZooKeeper to compare with: {error}; pip install 'readergroup[dev]'") from error
+        raise NoZooKeeper(f"no ZooKeeper to compare with: {error}; {install_hint('dev')}") from error
     jars, port = _jars(), free_port()
     settings = folder / "zoo.cfg"
     settings.write_text(
