@@ -39,4 +39,6 @@ def reasons(error: ValidationError) -> str:
 def _in_our_words(kind: str, message: str) -> str:
     if kind == "extra_forbidden":
         return "there is no field of this name"
+    if kind == "missing":
+        return "is missing"
     return message.removeprefix("Value error, ").replace("Input should ", "must ")

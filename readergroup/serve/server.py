@@ -25,12 +25,12 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._made_at = self.loop.time()
-        idle = [each for each in self.connections if isinstance(each, _Connection) and each._is_idle()]
+        self.made_at = self.loop.time()
+        idle = [each for each in self.connections if isinstance(each, _Connection) and each.is_idle()]
         if len(idle) > MAX_IDLE_CONNECTIONS:
-            min(idle, key=lambda each: each._made_at).transport.abort()
+            min(idle, key=lambda each: each.made_at).transport.abort()
 
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
         return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
 

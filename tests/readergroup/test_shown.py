@@ -91,6 +91,11 @@ def test_a_wrong_group_is_refused_in_plain_words(client: rg.Client, fields: dict
         client.groups.create("g", **{"streams": [STREAM], **fields})  # type: ignore[arg-type]
 
 
+def test_a_field_that_is_missing_is_named() -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="ReaderGroupConfig is invalid: streams: is missing"):
+        rg.ReaderGroupConfig()  # type: ignore[call-arg]
+
+
 def test_a_number_is_no_scaling_policy(client: rg.Client) -> None:
     with pytest.raises(rg.InvalidArgumentError, match=r"scaling: must be a policy, such as ScalingPolicy.fixed\(4\)"):
         rg.StreamConfig(scaling=4)  # type: ignore[arg-type]
