@@ -33,7 +33,7 @@ class TimeWindows:
 
     def _look(self, stream: str, own: Positions, deadline: Deadline) -> TimeWindow:
         # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
-        leases = self._updater.leases()
+        leases = self._updater.streams.metadata.backoff(deadline).retry(self._updater.leases)
         state = self._updater.synchronizer.fetch_updates(timeout=deadline.remaining())
         if stream not in state.streams:
             raise InvalidArgumentError(
@@ -47,7 +47,7 @@ class TimeWindows:
         streams = self._updater.streams
         metadata = streams.fetch_state(stream, timeout=deadline.remaining())
         check_same_stream(metadata, state.streams[stream].incarnation)
-        history = streams.watermarks.history(stream, metadata.incarnation)
+        history = streams.watermarks.history(stream, metadata.incarnation, deadline)
         cut = state.cuts_at({segment: offsets[segment] for segment in state.offsets})[stream]
 
         def is_passed(watermark: Watermark) -> bool:

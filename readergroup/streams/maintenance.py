@@ -15,6 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from synchronizer import (
@@ -122,12 +123,14 @@ class DuePolicies(ABC):
 
     # ------------------------------------------------------------------ the history of a stream
 
-    def _stored_history(self, stream: str) -> bytes | None:
+    def _stored_history(self, stream: str, deadline: Deadline) -> bytes | None:
         attribute = f"{_HISTORY}{stream}"
+        read = partial(self._store.attributes, self._registry, names=[attribute])
         try:
-            return self._store.attributes(self._registry, names=[attribute]).get(attribute)
+            stored: bytes | None = self._metadata.backoff(deadline).retry(read).get(attribute)
         except NotFoundError:  # a policy was set by a process that died before it could register it
             return None
+        return stored
 
     def _replace_history(self, stream: str, stored: bytes | None, history: bytes) -> bool:
         """Store the history; return False if another process may have changed it meanwhile."""

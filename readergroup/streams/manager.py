@@ -470,9 +470,9 @@ class StreamManager:
         state = self._pending.fetch_state(name, deadline)
         info = self._data.info(state, deadline)
         with suppress(UnknownUpdateError):
-            time = self.watermarks.history(name, state.incarnation).time
+            time = self.watermarks.history(name, state.incarnation, deadline).time
             info = info if time is None else info.model_copy(update={"watermark": time_of(time)})
-        report = self._scaling.report(state)
+        report = self._scaling.report(state, deadline)
         return info if report is None else info.model_copy(update={"scaling": report})
 
     def exists(self, name: str, *, timeout: float | None = None) -> bool:

@@ -122,10 +122,11 @@ class Watermarks:
             answer = self._store.append(REGISTRY, b"", attributes={name: change})
         return isinstance(answer, Appended)
 
-    def history(self, stream: str, incarnation: str) -> WatermarkHistory:
+    def history(self, stream: str, incarnation: str, deadline: Deadline) -> WatermarkHistory:
         """Return the watermarks of a stream."""
         name = _history_of(stream)
-        return self._known(self._attributes(names=[name]).get(name), incarnation)
+        stored = self._metadata.backoff(deadline).retry(lambda: self._attributes(names=[name]))
+        return self._known(stored.get(name), incarnation)
 
     def forget(self, stream: str) -> None:
         """Remove what is stored about a deleted stream."""

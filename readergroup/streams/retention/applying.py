@@ -215,7 +215,7 @@ class Retention(DuePolicies):
         *,
         dry_run: bool = False,
     ) -> tuple[Decision | None, Mapping[str, Offsets]]:
-        stored = self._stored_history(state.name)
+        stored = self._stored_history(state.name, deadline)
         history, grown = self._updated(state, stored, deadline)
         now = self._clock.time()
         while (found := gap(policy, history, now)) is not None:

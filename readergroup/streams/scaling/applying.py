@@ -72,7 +72,7 @@ class StreamScaling(DuePolicies):
 
     def _measure(self, state: StreamState, policy: LoadTarget, deadline: Deadline) -> RateHistory | None:
         """Add a sample of now to the stored history, and return it; None if another process does it now."""
-        stored = self._stored_history(state.name)
+        stored = self._stored_history(state.name, deadline)
         before = self._known(stored, state, policy)
         lengths = self._data.lengths(state, state.current, deadline)
         at = self._clock.time()
@@ -126,13 +126,13 @@ class StreamScaling(DuePolicies):
 
     # ------------------------------------------------------------------ telling
 
-    def report(self, state: StreamState) -> ScalingReport | None:
+    def report(self, state: StreamState, deadline: Deadline) -> ScalingReport | None:
         """Return what was measured, and what it leads to; None if the stream does not scale by itself."""
         policy = state.config.scaling.load
         if policy is None:
             return None
         try:
-            history = self._known(self._stored_history(state.name), state, policy)
+            history = self._known(self._stored_history(state.name, deadline), state, policy)
         except UnknownUpdateError:
             history = None
         now = self._clock.time()
