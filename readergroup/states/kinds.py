@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from synchronizer.threads.loading import loading
+
 if TYPE_CHECKING:
     from synchronizer import State, StateSynchronizer, Update
 
@@ -65,7 +67,8 @@ def kind_of(name: str) -> Kind | None:
 @contextmanager
 def opened(client: Client, name: str, kind: Kind) -> Iterator[StateSynchronizer[Any]]:
     """Open the newest state during the block. Raise `NotFoundError` if there is none."""
-    from synchronizer import StateSynchronizer  # loads pydantic, which most commands do without until they connect
+    with loading():
+        from synchronizer import StateSynchronizer  # pydantic, which most commands do without until they connect
 
     synchronizer: StateSynchronizer[Any] = StateSynchronizer(
         client.store, name, state_type=kind.state_type, updates=kind.updates, timeout=client.timeout
