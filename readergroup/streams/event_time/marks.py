@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Self
 
@@ -13,6 +13,7 @@ from synchronizer import Map, UnknownUpdateError
 
 from ..config import FrozenModel
 from ..data.moments import time_of
+from ..thinning import thinned
 
 _FORMAT: Final = 1
 #: Neighbours of a watermark are at most this part of its age apart.
@@ -96,12 +97,11 @@ class WatermarkHistory(NamedTuple):
 
     def with_watermark(self, found: Watermark) -> Self:
         """Add a later watermark."""
-        precision, thinned = _PRECISION, self._replace(watermarks=(*self.watermarks, found))
-        while True:
-            thinned = thinned._replace(watermarks=tuple(_needed(thinned.watermarks, precision)))
-            if precision >= 1 or len(thinned.encode()) <= _MAX_BYTES:
-                return thinned
-            precision *= 2
+
+        def is_small(watermarks: tuple[Watermark, ...]) -> bool:
+            return len(self._replace(watermarks=watermarks).encode()) <= _MAX_BYTES
+
+        return self._replace(watermarks=thinned((*self.watermarks, found), _PRECISION, is_small))
 
     def window(self, is_passed: Callable[[Watermark], bool]) -> TimeWindow:
         """Return where a group stands; ``is_passed``: it has processed all that is before the cut of this watermark."""
@@ -116,15 +116,6 @@ class WatermarkHistory(NamedTuple):
 def _window(lower: int | None, upper: int | None) -> TimeWindow:
     bounds = [None if bound is None else time_of(bound) for bound in (lower, upper)]
     return TimeWindow(lower_bound=bounds[0], upper_bound=bounds[1])
-
-
-def _needed(watermarks: Sequence[Watermark], precision: float) -> Iterator[Watermark]:
-    now = watermarks[-1].at
-    before: Watermark | None = None  # the last one that is kept
-    for each, after in zip(watermarks, [*watermarks[1:], None], strict=True):
-        if before is None or after is None or after.at - before.at > precision * (now - each.at):
-            before = each
-            yield each
 
 
 def _unpacked(data: bytes) -> list[Any]:

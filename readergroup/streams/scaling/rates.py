@@ -6,12 +6,14 @@ the rates over all windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, NamedTuple, Self
 
 import msgpack
 
 from synchronizer import Map, UnknownUpdateError
+
+from ..thinning import thinned
 
 #: Neighbours of a sample are at most this part of its age apart.
 PRECISION: Final = 1 / 4
@@ -76,12 +78,10 @@ class RateHistory(NamedTuple):
         return self._replace(samples=samples, lengths=Map(lengths), density=density)._thinned()
 
     def _thinned(self) -> Self:
-        precision, thinned = PRECISION, self
-        while True:
-            thinned = thinned._replace(samples=tuple(_needed(thinned.samples, precision)))
-            if precision >= 1 or len(thinned.encode()) <= MAX_BYTES:
-                return thinned
-            precision *= 2
+        def is_small(samples: tuple[Sample, ...]) -> bool:
+            return len(self._replace(samples=samples).encode()) <= MAX_BYTES
+
+        return self._replace(samples=thinned(self.samples, PRECISION, is_small))
 
     # ------------------------------------------------------------------ what it shows
 
@@ -96,12 +96,3 @@ class RateHistory(NamedTuple):
         if before is None or segment not in before.counts or self.newest.at - before.at > _STALE * window:
             return None
         return (self.newest.counts[segment] - before.counts[segment]) / (self.newest.at - before.at)
-
-
-def _needed(samples: Sequence[Sample], precision: float) -> Iterator[Sample]:
-    now = samples[-1].at
-    before: Sample | None = None  # the last one that is kept
-    for sample, after in zip(samples, [*samples[1:], None], strict=True):
-        if before is None or after is None or after.at - before.at > precision * (now - sample.at):
-            before = sample
-            yield sample
