@@ -118,6 +118,17 @@ def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[S
     return offsets
 
 
+class StoredSegment(NamedTuple):
+    """The data of a segment."""
+
+    #: In the store.
+    name: str
+    #: Of the whole segment; 0 if it is deleted.
+    length: int
+    #: Whether the events that are left to read were counted, not estimated.
+    is_counted: bool = True
+
+
 class LagMemory:
     """What was measured of each segment. One that has not changed since then is not read again. For one thread."""
 
@@ -143,6 +154,13 @@ class LagMemory:
     def remember(self, segment: SegmentId, measured: _Measured) -> None:
         self._measured[segment] = measured
 
+    def stored(self) -> Mapping[SegmentId, StoredSegment]:
+        """Return what is known of the data of each segment."""
+        return {
+            segment: StoredSegment(found.range.name, found.length, found.is_counted)
+            for segment, found in self._measured.items()
+        }
+
 
 class _Range(NamedTuple):
     """What is left to read in a data segment: from the group's offset to its end, or as far as it is written."""
@@ -160,6 +178,7 @@ class _Measured(NamedTuple):
     offset: int
     bytes: int
     events: int
+    is_counted: bool
     #: When the next event was written, in seconds since 1970.
     written_at: float | None
     at: float
@@ -204,16 +223,17 @@ def _measured(store: SegmentStore, wanted: _Range, now: float) -> _Measured:
         end = info.length if wanted.end is None else min(wanted.end, info.length)
         blocks = _next_blocks(store, wanted.name, offset) if end > offset else []
     except NotFoundError:  # the data was truncated, or the stream deleted
-        return _Measured(wanted, 0, True, wanted.offset, 0, 0, None, now)
+        return _Measured(wanted, 0, True, wanted.offset, 0, 0, True, None, now)
     except TruncatedError as error:  # between the two calls
         found = _measured(store, wanted._replace(offset=error.start_offset), now)
         return found._replace(range=wanted)
     behind = max(0, end - offset)
     events = sum(bisect_left(block.offsets, end) for block in blocks)
-    if blocks and (looked_at := blocks[-1].end_of_events) < end:
+    is_counted = not blocks or (looked_at := blocks[-1].end_of_events) >= end
+    if not is_counted:
         events = max(1, round(events * behind / (looked_at - offset)))
     written_at = blocks[0].written_at / 1_000_000 if blocks else None
-    return _Measured(wanted, info.length, info.sealed, offset, behind, events, written_at, now)
+    return _Measured(wanted, info.length, info.sealed, offset, behind, events, is_counted, written_at, now)
 
 
 def _next_blocks(store: SegmentStore, name: str, offset: int) -> list[Block]:

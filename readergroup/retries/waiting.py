@@ -29,6 +29,9 @@ from ..streams.event import EventPointer
 
 _FORMAT: Final = 1
 _FORMAT_WITH_EVENT_TIME: Final = 2
+_PREFIX: Final = "retries/"
+#: Of a delay, in milliseconds.
+_DIGITS: Final = 15
 _SOURCES: Final = "from/"
 #: `summary` counts no more events.
 _MOST_COUNTED: Final = 100_000
@@ -82,6 +85,7 @@ class DelayLog:
     """The events of a group that wait for one delay."""
 
     def __init__(self, store: SegmentStore, group: str, delay: float) -> None:
+        self.group = group
         self.segment = f"{_prefix(group)}{max(1, round(delay * 1000))}"
         self.store = store
 
@@ -90,9 +94,16 @@ class DelayLog:
         return int(self.segment.rpartition("/")[2]) / 1000
 
     @classmethod
-    def all_of(cls, store: SegmentStore, group: str) -> Sequence[DelayLog]:
-        names = [name.removeprefix(_prefix(group)) for name in store.list(_prefix(group))]
-        return [cls(store, group, int(name) / 1000) for name in names if name.isascii() and name.isdigit()]
+    def all_of(cls, store: SegmentStore, group: str | None = None) -> Sequence[DelayLog]:
+        """Return those of the group, by default of all groups, that exist in the store."""
+        found = []
+        for name in store.list(_PREFIX if group is None else _prefix(group)):
+            of, _, delay = name.removeprefix(_PREFIX).rpartition("/")
+            if delay.isascii() and delay.isdigit() and len(delay) <= _DIGITS:
+                log = cls(store, of, int(delay) / 1000)
+                if log.segment == name:
+                    found.append(log)
+        return found
 
     def read(self, at: int | None = None) -> Sequence[WaitingFrame]:
         """Return some waiting events, by default the first ones; none only at the end."""
@@ -223,7 +234,7 @@ def summary(store: SegmentStore, group: str) -> Summary:
 
 
 def _prefix(group: str) -> str:
-    return f"retries/{group}/"
+    return f"{_PREFIX}{group}/"
 
 
 def _encode_source(token: int, number: int) -> bytes:

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from synchronizer import Revision
+from synchronizer.clock import stopwatch
+from synchronizer.counting import Latencies
 
 from ..client import Client
 from ..group.coordinator import follow_streams
-from ..group.lag import GroupLag, LagMemory, group_lag, positions
+from ..group.lag import GroupLag, LagMemory, StoredSegment, group_lag, positions
 from ..group.model.state import ReaderGroupState
 from ..group.reader_group import ReaderGroup
 from ..group.updater import GroupUpdater
+from ..streams.config import SegmentId
 
 
 class Measured(NamedTuple):
@@ -22,13 +25,17 @@ class Measured(NamedTuple):
     revision: Revision
     lag: GroupLag
     leases: Mapping[str, bytes]
+    #: Where the group stands in each segment.
+    positions: Mapping[SegmentId, int]
+    stored: Mapping[SegmentId, StoredSegment]
 
 
 class GroupMeter:
-    """Measures one group. For one thread."""
+    """Measures one group. For one thread. Adds to ``fetches`` how long the reads of the group's log take."""
 
-    def __init__(self, client: Client, group: ReaderGroup) -> None:
+    def __init__(self, client: Client, group: ReaderGroup, fetches: Latencies | None = None) -> None:
         self.group = group
+        self._fetches = fetches
         self._clock = client.clock
         self._updater = GroupUpdater(group.synchronizer, client.streams)
         self._memory = LagMemory()
@@ -46,7 +53,11 @@ class GroupMeter:
         # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
         leases = self._updater.leases()
         synchronizer = self.group.synchronizer
+        began = stopwatch()
         synchronizer.fetch_updates()
+        if self._fetches is not None:
+            self._fetches.add(stopwatch() - began)
         state, revision = synchronizer.snapshot_of_state
-        lag = group_lag(state, positions(state, leases), synchronizer.store, self._clock.time(), self._memory)
-        return Measured(state, revision, lag, leases)
+        offsets = positions(state, leases)
+        lag = group_lag(state, offsets, synchronizer.store, self._clock.time(), self._memory)
+        return Measured(state, revision, lag, leases, offsets, self._memory.stored())

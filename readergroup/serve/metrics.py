@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ..streams.config import SegmentId
+from ..telemetry.prometheus import buckets
+from ..telemetry.snapshot import latency
+from .flow import ZERO, Amount
 from .sample import GroupSample, Sample
 from .sampler import LINGER_SECONDS, Sampler
 from .watching import Watches
@@ -20,17 +24,26 @@ MAX_SEGMENTS: Final = 10_000
 
 _KIND: Final = ("kind",)
 _GROUP: Final = ("group",)
-_SEGMENT: Final = ("group", "segment")
+_EVENTS: Final = "Events {} while this process looked, estimated where there are many at once."
+_BYTES: Final = "Bytes of the events {} while this process looked."
+
+#: The values of labels, and what is counted for them.
+_Row = tuple[tuple[str, ...], Amount]
 
 
 class StoreMetrics(Collector):
-    """The metrics of one sample. A stale one says nothing of groups."""
+    """The metrics of one sample, without those of segments. A stale one says nothing of groups."""
 
     def __init__(self, sampler: Sampler, watches: Watches, sample: Sample, *, is_stale: bool = False) -> None:
         self._sampler = sampler
         self._watches = watches
         self._sample = sample
         self._is_stale = is_stale
+        self._groups = [each for each in sample.groups.values() if each.error is None and not is_stale]
+        self._with_series, self._left_out = _with_series(self._groups)
+
+    def text(self) -> bytes:
+        return generate_latest(self) + _text_of_segments(self._with_series, self._sample.written.segments)
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -38,9 +51,10 @@ class StoreMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         sample = self._sample
         yield from self._of_store(sample)
-        groups = [each for each in sample.groups.values() if each.error is None and not self._is_stale]
-        yield from self._of_groups(groups)
-        yield from _of_segments(groups)
+        yield from self._of_groups(self._groups)
+        streams = [] if self._is_stale else [((name,), each) for name, each in sorted(sample.written.streams.items())]
+        yield from _amounts("stream", "written", "written to the stream", ("stream",), streams)
+        yield _gauge("readergroup_segments_left_out", "Segments without series of their own.", self._left_out)
         if sample.outbox is not None:
             events, seconds = sample.outbox
             yield _gauge("readergroup_outbox_waiting_events", "Committed events that wait in the outbox.", events)
@@ -61,6 +75,15 @@ class StoreMetrics(Collector):
         for kind, count in sorted(self._sampler.errors_by_kind().items()):
             errors.add_metric((kind,), count)
         yield errors
+        fetches = latency(self._sampler.fetches)
+        histogram = HistogramMetricFamily(
+            "readergroup_sample_fetch_duration_seconds",
+            "Reads of the logs of groups by this process, one for each group and sample. Commits and appends are timed "
+            "where they are made: PrometheusCollector has readergroup_commit_duration_seconds and "
+            "readergroup_append_duration_seconds.",
+        )
+        histogram.add_metric((), buckets(fetches), sum_value=fetches.seconds)
+        yield histogram
         yield _gauge("readergroup_viewers", "Open pages with a live view.", self._watches.viewers)
 
     def _of_groups(self, groups: list[GroupSample]) -> Iterator[Metric]:
@@ -108,6 +131,18 @@ class StoreMetrics(Collector):
             if history.last_checkpoint_at is not None:
                 last.add_metric((group.name,), history.last_checkpoint_at)
         yield from (changes, checkpoints, last)
+        takeovers = CounterMetricFamily(
+            "readergroup_group_takeovers",
+            "Segments that got another reader while this process looked, because theirs was declared dead, removed, or "
+            "replaced by another of its name.",
+            labels=(*_GROUP, "cause"),
+        )
+        for group in groups:
+            for cause, count in group.flow.takeovers.items():
+                takeovers.add_metric((group.name, cause), count)
+        yield takeovers
+        read = [((group.name,), group.flow.read) for group in groups]
+        yield from _amounts("group", "read", "that the group has read, by its committed positions", _GROUP, read)
 
     def _pending(self, group: GroupSample) -> int:
         found = self._sample.letters.values()
@@ -122,29 +157,70 @@ def _checkpoints(group: GroupSample) -> int:
     return len(group.state.completed_checkpoints)
 
 
-def _of_segments(groups: list[GroupSample]) -> Iterator[Metric]:
-    events, sizes, seconds = (
-        GaugeMetricFamily(f"readergroup_segment_lag_{unit}", documentation, labels=_SEGMENT)
-        for unit, documentation in (
-            ("events", "Events behind in the segment, estimated where many remain."),
-            ("bytes", "Bytes behind in the segment."),
-            ("seconds", "Age of the next event of the segment."),
-        )
-    )
-    left_out = 0
+def _with_series(groups: list[GroupSample]) -> tuple[list[GroupSample], int]:
+    """Return the groups whose segments have series of their own, and the number of segments without."""
+    shown, left_out = [], 0
     room = MAX_SEGMENTS
     for group in sorted(groups, key=lambda each: (len(each.lag.segments), each.name)):  # the large ones go first
-        if len(group.lag.segments) > room:
+        if len(group.lag.segments) <= room:
+            room -= len(group.lag.segments)
+            shown.append(group)
+        else:
             left_out += len(group.lag.segments)
-            continue
-        room -= len(group.lag.segments)
+    return shown, left_out
+
+
+#: The series of segments: their names, types and meanings.
+_OF_SEGMENTS: Final = (
+    ("lag_events", "gauge", "Events behind in the segment, estimated where many remain."),
+    ("lag_bytes", "gauge", "Bytes behind in the segment."),
+    ("lag_seconds", "gauge", "Age of the next event of the segment."),
+    ("read_events_total", "counter", _EVENTS.format("that the group has read in the segment")),
+    ("read_bytes_total", "counter", _BYTES.format("that the group has read in the segment")),
+    ("written_events_total", "counter", _EVENTS.format("written to the segment")),
+    ("written_bytes_total", "counter", _BYTES.format("written to the segment")),
+)
+
+
+def _text_of_segments(groups: list[GroupSample], written: Mapping[SegmentId, Amount]) -> bytes:
+    """Return the series of segments. Families of `prometheus_client` take five times as long for thousands of them."""
+    families = [
+        [f"# HELP readergroup_segment_{name} {meaning}\n# TYPE readergroup_segment_{name} {kind}\n"]
+        for name, kind, meaning in _OF_SEGMENTS
+    ]
+    lag_events, lag_bytes, lag_seconds, read_events, read_bytes, written_events, written_bytes = families
+    shown: set[SegmentId] = set()
+    for group in groups:
+        name, flow = _escaped(group.name), group.flow.segments
         for segment, lag in group.lag.segments.items():
-            labels = (group.name, segment)
-            events.add_metric(labels, lag.events)
-            sizes.add_metric(labels, lag.bytes)
-            seconds.add_metric(labels, lag.seconds)
-    yield from (events, sizes, seconds)
-    yield _gauge("readergroup_segments_left_out", "Segments without series of their own.", left_out)
+            label = f'segment="{_escaped(segment)}"}} '
+            labels = f'group="{name}",{label}'
+            read = flow.get(segment, ZERO)
+            lag_events.append(f"readergroup_segment_lag_events{{{labels}{lag.events}\n")
+            lag_bytes.append(f"readergroup_segment_lag_bytes{{{labels}{lag.bytes}\n")
+            lag_seconds.append(f"readergroup_segment_lag_seconds{{{labels}{lag.seconds}\n")
+            read_events.append(f"readergroup_segment_read_events_total{{{labels}{round(read.events)}\n")
+            read_bytes.append(f"readergroup_segment_read_bytes_total{{{labels}{read.bytes}\n")
+            if segment not in shown:  # by another group
+                shown.add(segment)
+                amount = written.get(segment, ZERO)
+                written_events.append(f"readergroup_segment_written_events_total{{{label}{round(amount.events)}\n")
+                written_bytes.append(f"readergroup_segment_written_bytes_total{{{label}{amount.bytes}\n")
+    return "".join(line for lines in families for line in lines).encode()
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _amounts(of: str, verb: str, which: str, labels: tuple[str, ...], rows: Sequence[_Row]) -> Iterator[Metric]:
+    """Yield a counter of events and one of bytes."""
+    events = CounterMetricFamily(f"readergroup_{of}_{verb}_events", _EVENTS.format(which), labels=labels)
+    sizes = CounterMetricFamily(f"readergroup_{of}_{verb}_bytes", _BYTES.format(which), labels=labels)
+    for key, amount in rows:
+        events.add_metric(key, round(amount.events))
+        sizes.add_metric(key, amount.bytes)
+    yield from (events, sizes)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:
@@ -181,4 +257,4 @@ class Exposition:
         return text if self._registry is None else text + generate_latest(self._registry)
 
     def _text_of(self, sample: Sample, *, is_stale: bool = False) -> bytes:
-        return generate_latest(StoreMetrics(self._sampler, self._watches, sample, is_stale=is_stale))
+        return StoreMetrics(self._sampler, self._watches, sample, is_stale=is_stale).text()

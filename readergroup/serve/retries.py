@@ -14,9 +14,6 @@ from ..retries.waiting import DelayLog
 
 #: How many waiting events are counted for each delay of a group.
 MAX_COUNTED: Final = 10_000
-_PREFIX: Final = "retries/"
-#: Of a delay, in milliseconds.
-_DIGITS: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +45,8 @@ class WaitingRetries:
         """Look for delays, and groups, with events that wait."""
         known = {each.log.segment: each for logs in self._logs.values() for each in logs}
         self._logs = {}
-        for name in self._store.list(_PREFIX):
-            group, _, delay = name.removeprefix(_PREFIX).rpartition("/")
-            if not (delay.isascii() and delay.isdigit() and len(delay) <= _DIGITS):
-                continue
-            log = DelayLog(self._store, group, int(delay) / 1000)
-            if log.segment == name:
-                self._logs.setdefault(group, []).append(known.get(name) or _Counted(log))
+        for log in DelayLog.all_of(self._store):
+            self._logs.setdefault(log.group, []).append(known.get(log.segment) or _Counted(log))
 
     def count(self) -> None:
         """Read what was added since the last time."""

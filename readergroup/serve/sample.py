@@ -9,6 +9,7 @@ from synchronizer import Revision
 
 from ..group.lag import GroupLag
 from ..group.model.state import ReaderGroupState
+from .flow import GroupFlow, Written
 from .letters import LetterCount
 from .retries import NOTHING, Waiting
 
@@ -24,6 +25,7 @@ class GroupSample:
     #: When it was read, in seconds since 1970.
     at: float
     retries: Waiting = NOTHING
+    flow: GroupFlow = GroupFlow()
     #: Why a later reading failed. The rest is then as old as `at`.
     error: str | None = None
 
@@ -41,6 +43,8 @@ class Sample:
     states_left_out: int = 0
     #: The streams with dead letters.
     letters: Mapping[str, LetterCount] = field(default_factory=dict)
+    #: What was written to the streams that groups read.
+    written: Written = field(default_factory=Written)
     #: The events that wait in the outbox, and the age of the oldest in seconds. None: there is no outbox.
     outbox: tuple[int, float] | None = None
     #: When it was complete, in seconds since 1970 and on the clock.

@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from synchronizer import ClosedError, NotFoundError, ReaderGroupError
+from synchronizer.counting import Latencies
 from synchronizer.liveness.keeper import Keeper
 
 from ..aio.calls import News, wait_until_set
 from ..client import Client
 from ..outbox.outbox import Outbox
 from .audience import Audience
+from .flow import FlowMeter, WriteMeter
 from .history import GroupHistory
 from .letters import LetterStreams
 from .measuring import GroupMeter
@@ -66,6 +68,8 @@ class Sampler:
         self.samples = 0
         self.letters = LetterStreams(client)
         self.retries = WaitingRetries(client.store)
+        #: How long reads of the logs of groups took.
+        self.fetches = Latencies()
         #: Called with each sample, in the sampler's thread, before others see it.
         self.prepare: Callable[[Sample], None] = lambda _: None
         self._interval_seconds = interval_seconds
@@ -77,7 +81,8 @@ class Sampler:
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._histories: dict[str, GroupHistory] = {}
-        self._meters: dict[str, GroupMeter] = {}
+        self._meters: dict[str, tuple[GroupMeter, FlowMeter]] = {}
+        self._writes = WriteMeter(client.store)
         #: Rung after each sample.
         self.audience = Audience()
         self._keeper = Keeper(
@@ -195,6 +200,8 @@ class Sampler:
                 del self._histories[name]
         for name in [name for name in self._meters if name not in groups]:
             del self._meters[name]
+        if error is None:
+            self._writes.forget_unseen({stream for each in groups.values() for stream in each.state.streams})
         now = self._clock.monotonic()
         sample = Sample(
             groups=groups,
@@ -202,6 +209,7 @@ class Sampler:
             states=states,
             states_left_out=left_out,
             letters=letters,
+            written=self._writes.written(),
             outbox=self._outbox_lag(),
             at=self._clock.time(),
             at_monotonic=now,
@@ -224,15 +232,18 @@ class Sampler:
 
     def _group(self, name: str) -> GroupSample:
         group = self.client.groups.get(name)
-        meter = self._meters.get(name)
-        if meter is None or meter.group is not group:  # deleted and created again
-            meter = self._meters[name] = GroupMeter(self.client, group)
-        state, revision, lag, _ = meter.measure()
+        meters = self._meters.get(name)
+        if meters is None or meters[0].group is not group:  # deleted and created again
+            meters = self._meters[name] = GroupMeter(self.client, group, self.fetches), FlowMeter(group, self._writes)
+        meter, flow = meters
+        flow.follow()
+        measured = meter.measure()
         at = self._clock.time()
         history = self.history(name)
-        history.see(state, revision, at)
-        history.see_lag(lag)
-        return GroupSample(name, state, revision, lag, at, self.retries.of(name))
+        history.see(measured.state, measured.revision, at)
+        history.see_lag(measured.lag)
+        retries = self.retries.of(name)
+        return GroupSample(name, measured.state, measured.revision, measured.lag, at, retries, flow.see(measured))
 
     def _outbox_lag(self) -> tuple[int, float] | None:
         if self._outbox is None:
@@ -255,4 +266,7 @@ class Sampler:
         return found, max(0, len(names) - MAX_STATES)
 
     def _end(self, closed: ClosedError | None) -> None:
+        for _, flow in self._meters.values():
+            flow.rest()
+        self._writes.rest()
         self.audience.ring()

@@ -159,7 +159,7 @@ class GroupWatch:
     def _look(self, now: float) -> None:
         is_due = now >= self._lag_at
         if is_due:
-            state, revision, lag, leases = self._meter.measure()
+            state, revision, lag, leases, *_ = self._meter.measure()
             self._look_at_role()
             self._look_at_leases(state, leases)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol, runtime_checkable
 
 from synchronizer import InvalidArgumentError, UnsupportedError
@@ -100,7 +100,7 @@ class PrometheusCollector(Collector):
         if name.endswith("_seconds"):
             histogram = HistogramMetricFamily(name, help, labels=labels)
             for key, latency in values:
-                histogram.add_metric(key, _buckets(latency), sum_value=latency.seconds)
+                histogram.add_metric(key, buckets(latency), sum_value=latency.seconds)
             return histogram
         kind = GaugeMetricFamily if field in _GAUGES else CounterMetricFamily
         metric = kind(name, help, labels=labels)
@@ -109,6 +109,7 @@ class PrometheusCollector(Collector):
         return metric
 
 
-def _buckets(latency: Latency) -> list[tuple[str, float]]:
-    buckets: Mapping[float, int] = latency.buckets
-    return [*((str(bound), float(count)) for bound, count in buckets.items()), ("+Inf", float(latency.count))]
+def buckets(latency: Latency) -> list[tuple[str, float]]:
+    """Return the buckets as a `HistogramMetricFamily` takes them."""
+    counts = ((str(bound), float(count)) for bound, count in latency.buckets.items())
+    return [*counts, ("+Inf", float(latency.count))]

@@ -98,7 +98,7 @@ def snapshot(counters: Counters) -> Telemetry:
         streams={name: _stream(found) for name, found in counters.streams.all().items()},
         groups={name: _group(found) for name, found in counters.groups.all().items()},
         outboxes={name: _outbox(found) for name, found in counters.outboxes.all().items()},
-        store=StoreTelemetry(appends=_latency(counters.store.appends), errors=dict(counters.store.errors)),
+        store=StoreTelemetry(appends=latency(counters.store.appends), errors=dict(counters.store.errors)),
     )
 
 
@@ -110,13 +110,14 @@ _OF_GROUP: Final = frozenset(GroupTelemetry.model_fields) - {"commits"}
 
 
 def _group(found: GroupCounters) -> GroupTelemetry:
-    return GroupTelemetry(commits=_latency(found.commits), **{name: getattr(found, name) for name in _OF_GROUP})
+    return GroupTelemetry(commits=latency(found.commits), **{name: getattr(found, name) for name in _OF_GROUP})
 
 
 def _outbox(found: OutboxCounters) -> OutboxTelemetry:
-    return OutboxTelemetry(events_relayed=found.events_relayed, delays=_latency(found.delays))
+    return OutboxTelemetry(events_relayed=found.events_relayed, delays=latency(found.delays))
 
 
-def _latency(found: Latencies) -> Latency:
+def latency(found: Latencies) -> Latency:
+    """Return what was counted so far."""
     counts = list(accumulate(found.counts.copy()))
     return Latency(buckets=dict(zip(LATENCY_BOUNDS, counts, strict=False)), count=counts[-1], seconds=found.seconds)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from readergroup.errors import CorruptDataError
-from synchronizer import SegmentStore
+from synchronizer import NotFoundError, SegmentStore, TruncatedError
 
 from .block import CHUNK_MAGIC, HEADER_BYTES, MAGIC, MAX_ENCODED_BYTES, block_count, block_length, block_time
 from .segment_reader import READ_BYTES, block_start, read_block, read_fully
@@ -23,6 +23,8 @@ from .segment_reader import READ_BYTES, block_start, read_block, read_fully
 _NEAR_BYTES: Final = MAX_ENCODED_BYTES
 #: The second half of a shorter range may have no start of a block.
 _SHORT_BYTES: Final = 2 * MAX_ENCODED_BYTES
+#: The most bytes of blocks that are read at once to find the size of events.
+_SAMPLE_BYTES: Final = 256 * 1024
 _MAGIC: Final = re.compile(re.escape(MAGIC) + b"|" + re.escape(CHUNK_MAGIC))
 
 
@@ -87,6 +89,20 @@ def block_headers(
         length = block_length(segment, at, data)
         yield BlockHeader(at, at + length, block_time(data), block_count(data))
         at, data = at + length, data[length:]
+
+
+def first_events(store: SegmentStore, segment: str, start: int, end: int) -> tuple[int, int]:
+    """Return how many events the first blocks of the range have, and the bytes of these blocks; 0 if they are deleted.
+
+    ``start`` is the start of a block. A range of up to 256 KiB is counted as a whole.
+    """
+    events, at, to = 0, start, min(end, start + _SAMPLE_BYTES)
+    try:
+        for block in block_headers(store, segment, start, to, read_bytes=_SAMPLE_BYTES):
+            events, at = events + block.events, block.end
+    except (TruncatedError, NotFoundError):
+        return 0, 0
+    return events, at - start
 
 
 def _search(store: SegmentStore, segment: str, offset: int, end: int) -> Iterator[int]:

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from synchronizer import Deadline, Map, TruncatedError, UnknownUpdateError, Update
+from synchronizer import Deadline, Map, UnknownUpdateError, Update
 
 from ..config import LoadTarget, ScalingReport
-from ..data.boundaries import block_headers
+from ..data.boundaries import first_events
 from ..data_segments import DataSegments
 from ..maintenance import INTERVAL_SECONDS, DuePolicies
 from ..metadata import StreamMetadata
@@ -25,8 +25,6 @@ from .rates import RateHistory, Sample
 REGISTRY: Final = "readergroup/scaling"
 #: A stream is measured this many times per shortest window.
 _SAMPLES_PER_WINDOW: Final = 4
-#: The most bytes of blocks that are read per segment and measurement, to find the size of events.
-_READ_BYTES: Final = 256 * 1024
 
 _logger = logging.getLogger(__name__)
 
@@ -102,7 +100,7 @@ class StreamScaling(DuePolicies):
         for number, length in lengths.items():
             start = before.lengths.get(number)
             if policy.unit == "events" and start is not None and length > start:
-                found, size = self._sampled(state.data_segment(number), start, length)
+                found, size = first_events(self._store, state.data_segment(number), start, length)
                 if size:
                     densities[number] = found / size
                     events, measured = events + found, measured + size
@@ -113,16 +111,6 @@ class StreamScaling(DuePolicies):
                 grown = length - before.lengths[number]
                 counts[number] = before.newest.counts[number] + round(grown * per_byte)
         return counts, density
-
-    def _sampled(self, segment: str, start: int, end: int) -> tuple[int, int]:
-        """Return how many events the first blocks in the range have, and their bytes; 0 if they are deleted."""
-        events, at, to = 0, start, min(end, start + _READ_BYTES)
-        try:
-            for block in block_headers(self._store, segment, start, to, read_bytes=_READ_BYTES):
-                events, at = events + block.events, block.end
-        except TruncatedError:
-            return 0, 0
-        return events, at - start
 
     # ------------------------------------------------------------------ telling
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from starlette.testclient import TestClient
 
 import readergroup as rg
 from readergroup.serve.application import app
+from readergroup.serve.metrics import StoreMetrics
 from readergroup.serve.sampler import Sampler
+from readergroup.serve.watching import Watches
 from readergroup.telemetry import PrometheusCollector
 from synchronizer import open_store
 from synchronizer.testing import FailingStore
@@ -79,10 +82,55 @@ def test_metrics_are_those_of_the_group(store_url: str) -> None:
             found = values(browser.get("/metrics").text)
             assert found["readergroup_group_readers", (GROUP,)] == 1
             assert found["readergroup_group_owner_changes_total", (GROUP,)] == 4
+            assert found["readergroup_group_takeovers_total", ("dead", GROUP)] == 0
+            assert found["readergroup_sample_fetch_duration_seconds_count", ()] >= 1
         group.checkpoint("nightly")
         until(lambda: values(browser.get("/metrics").text)["readergroup_group_checkpoints_total", (GROUP,)] == 1)
         found = values(browser.get("/metrics").text)
         assert found["readergroup_group_last_checkpoint_timestamp_seconds", (GROUP,)] > 1e9
+
+
+def test_what_is_written_and_read_is_in_the_metrics(store_url: str) -> None:
+    with filled(store_url) as client, viewed(client, sample_interval_seconds=0.05) as browser:
+        client.groups.create("other", streams=[STREAM])
+
+        def found(name: str) -> dict[tuple[str, ...], float]:
+            return {
+                labels: value
+                for (each, labels), value in values(browser.get("/metrics").text).items()
+                if each == f"readergroup_{name}_total"
+            }
+
+        assert found("stream_written_events") == {(STREAM,): 0}
+        assert found("group_read_bytes") == {(GROUP,): 0, ("other",): 0}
+        with client.writer(STREAM) as writer:
+            for number in range(20):
+                writer.write(b"order", routing_key=f"customer-{number}")
+        with client.groups.get(GROUP).reader("r") as reader:
+            for _ in range(120):
+                assert reader.read(timeout=10) is not None
+            reader.commit()
+            until(lambda: found("group_read_events") == {(GROUP,): 120, ("other",): 0})
+            until(lambda: found("stream_written_events") == {(STREAM,): 20})
+            segments = [f"{STREAM}/{number}" for number in range(4)]
+            for unit in ("events", "bytes"):
+                written, read = found(f"segment_written_{unit}"), found(f"segment_read_{unit}")
+                assert [*written] == [(segment,) for segment in segments]
+                assert sum(written.values()) == found(f"stream_written_{unit}")[STREAM,]
+                of_group = {labels: value for labels, value in read.items() if labels[0] == GROUP}
+                assert [*of_group] == [(GROUP, segment) for segment in segments]
+                assert sum(of_group.values()) == found(f"group_read_{unit}")[GROUP,]
+
+
+def test_names_in_labels_are_escaped() -> None:
+    name = 'a"b\\c\nd'
+    with filled("memory://", segments=1) as client:
+        sampler = Sampler(client, interval_seconds=5.0, outbox=None)
+        sampler.take()
+        group = replace(sampler.sample.groups[GROUP], name=name)
+        sample = replace(sampler.sample, groups={name: group})
+        text = StoreMetrics(sampler, Watches(sampler), sample).text().decode()
+    assert values(text)["readergroup_segment_lag_events", (name, f"{STREAM}/0")] == 100
 
 
 def test_metrics_of_the_application_can_be_joined(store_url: str) -> None:
