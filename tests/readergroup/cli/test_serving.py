@@ -8,8 +8,9 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -20,6 +21,8 @@ from typer.testing import CliRunner
 
 import readergroup as rg
 from readergroup.cli.app import app
+from readergroup.serve import app as view
+from readergroup.serve import server
 from tests.readergroup.serve.serving import GROUP, STREAM, TOKEN, bearer, filled, served
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -128,16 +131,25 @@ def test_changes_are_allowed_only_if_asked_for(url: str) -> None:
         assert client.groups.get(GROUP).lag().events == 0
 
 
-def test_a_thousand_connections_and_one_that_never_reads_stop_no_other(url: str) -> None:
-    with served(url) as (address, _), ExitStack() as opened:
+#: What clients send that never send the rest.
+BEGUN = {
+    "nothing": b"",
+    "a part of its headers": b"GET /metr",
+    "a part of its body": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 16000\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
+def test_a_thousand_connections_and_one_that_never_reads_stop_no_other(url: str, begun: bytes) -> None:
+    with served(url, "--allow-writes") as (address, _), ExitStack() as opened:
         port = urlsplit(address).port
         assert port is not None
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-        idle = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(1000)]
-        for each in idle[-50:]:  # still open
-            each.sendall(b"GET /metr")
+        for _ in range(1000):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(begun)
         stuck = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
         stuck.sendall(f"GET /events?group={GROUP} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         failed: list[object] = []
@@ -154,6 +166,65 @@ def test_a_thousand_connections_and_one_that_never_reads_stop_no_other(url: str)
         for thread in threads:
             thread.join()
         assert failed == []
+
+
+@pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
+def test_a_request_that_does_not_arrive_in_time_is_closed(
+    url: str, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 1.0)
+    with in_this_process(url) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(0.1)
+
+        def is_closed() -> bool:
+            try:
+                if begun:
+                    connection.sendall(b"x")
+                return connection.recv(1000) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        connection.sendall(begun)
+        until(is_closed)
+
+
+def test_a_live_view_and_later_requests_of_a_connection_have_their_own_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 1.0)
+    with in_this_process(url) as port, ExitStack() as opened:
+        live = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+        live.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+        opened.callback(connection.close)
+        began = time.monotonic()
+        while time.monotonic() < began + 3:
+            connection.request("POST", "/login", headers={"Content-Type": "application/json", "Content-Length": "20"})
+            connection.send(b'{"token":')
+            threading.Event().wait(0.3)
+            connection.send(b'"a wrong"} ')
+            answer = connection.getresponse()
+            assert (answer.status, "token" in answer.read().decode()) == (401, True)
+        live.settimeout(0.1)
+        with pytest.raises(TimeoutError):  # it is open, and nothing comes
+            while live.recv(100_000):
+                pass
+
+
+@contextmanager
+def in_this_process(url: str) -> Iterator[int]:
+    """A server in a thread: its port."""
+    with rg.connect(url) as client, socket.create_server(("127.0.0.1", 0)) as listening:
+        running = server.Server(view(client))
+        thread = threading.Thread(target=running.run, args=([listening],))
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            running.stop()
+            thread.join()
 
 
 def test_garbage_is_answered_and_survived(url: str) -> None:
