@@ -66,6 +66,7 @@ function fill(table, items, keyOf, make, update) {
     const row = isNew ? make(item) : old.get(keyOf(item));
     if (isNew) {
       row.dataset.key = keyOf(item);
+      label(table, row);
       nearby.observe(row);
     }
     if (row === before) before = before.nextElementSibling;
@@ -73,6 +74,16 @@ function fill(table, items, keyOf, make, update) {
     Object.assign(row, { item, show: update });
     if (isNew || !row.isFar || index % TURNS === body.turn) update(row, item);
   });
+}
+
+/** Name the cells of a row after their columns, and keep their roles, where a narrow page shows the row as a card. */
+function label(table, row) {
+  const titles = byId(table).tHead.rows[0].cells;
+  row.setAttribute("role", "row");
+  for (const cell of row.cells) {
+    cell.setAttribute("role", cell.tagName === "TH" ? "rowheader" : "cell");
+    cell.dataset.title = titles[cell.cellIndex].textContent;
+  }
 }
 
 const nearby = new IntersectionObserver((entries) => {
@@ -320,7 +331,7 @@ function showSegments(found) {
   byId("segments").classList.toggle("weighed", found.is_weighed);
   const next = new Map(found.segments.map((each) => [`${streamOf(each)} ${each.low}`, each]));
   fill("segments", found.segments, (each) => each.segment, () => {
-    const row = rowOf("", "wide", "number", "number wide", "number", "number wide load", "wide", ...(session.writes ? ["change"] : []));
+    const row = rowOf("", "", "number", "number", "number", "number load", "wide", ...(session.writes ? ["change"] : []));
     row.cells[7].append(curve());
     return row;
   }, (row, each) => {
@@ -335,7 +346,7 @@ function showReaders(found) {
   byId("readers-empty").hidden = found.readers.length > 0;
   byId("readers").hidden = !found.readers.length;
   fill("readers", found.readers, (each) => each.reader, (each) => {
-    const row = rowOf("number wide", "number", ...(session.writes ? ["change"] : []));
+    const row = rowOf("number", "number", ...(session.writes ? ["change"] : []));
     if (session.writes) row.cells[3].append(button("Remove", () => confirmRemoval(each.reader)));
     return row;
   }, (row, each) => {
@@ -516,7 +527,7 @@ function showLetters(found) {
   say("letters-said", found.letters.length ? "" : "No dead letter is like this.");
   byId("letters").hidden = !found.letters.length;
   fill("letters", found.letters, (each) => each.letter, (each) => {
-    const row = rowOf("long", "long wide", "number wide", "long", "wide", "long", ...(session.writes ? ["change"] : []));
+    const row = rowOf("long", "long", "number", "long", "", "long", ...(session.writes ? ["change"] : []));
     row.cells[6].append(contents(each));
     if (session.writes) {
       row.cells[7].append(...["replay", "discard"].map((name) => {
@@ -627,7 +638,7 @@ function showState(found) {
   const now = clock.format(new Date());
   const seen = new Map(found.updates.map((each) => [each.revision, state.seen.get(each.revision) ?? (isFirst ? "before" : now)]));
   state.seen = seen;
-  fill("state-updates", found.updates, (each) => each.revision, () => rowOf("", "wide", "", "long"),
+  fill("state-updates", found.updates, (each) => each.revision, () => rowOf("", "", "", "long"),
     (row, each) => cells(row, each.revision, seen.get(each.revision), each.writer, each.update, each.fields));
   byId("state-more").hidden = found.earlier === 0 || state.limit >= MAX_UPDATES;
   say("state-earlier", `${count(found.earlier, "earlier update")} in the log`, found.earlier > 0);
@@ -714,6 +725,14 @@ const ACTIONS = {
 
 // ---------------------------------------------------------------- begin
 
+for (const table of document.querySelectorAll("table")) {
+  table.setAttribute("role", "table");
+  for (const each of [table.tHead, ...table.tBodies]) each.setAttribute("role", "rowgroup");
+  for (const row of table.tHead.rows) {
+    row.setAttribute("role", "row");
+    for (const cell of row.cells) cell.setAttribute("role", "columnheader");
+  }
+}
 for (const each of document.querySelectorAll("[data-action]")) {
   each.addEventListener("click", () => ACTIONS[each.dataset.action]());
 }
