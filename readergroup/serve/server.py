@@ -32,7 +32,7 @@ class _Connection(H11Protocol):
     """
 
     _timer: asyncio.TimerHandle | None = None
-    _is_aborted = False
+    is_aborted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -58,10 +58,10 @@ class _Connection(H11Protocol):
         return self.transport.is_closing() or cycle is None or cycle.response_complete or cycle.more_body
 
     def _others(self) -> Iterator[_Connection]:
-        return (each for each in self.connections if isinstance(each, _Connection) and not each._is_aborted)
+        return (each for each in self.connections if isinstance(each, _Connection) and not each.is_aborted)
 
     def abort(self) -> None:
-        self._is_aborted = True
+        self.is_aborted = True
         self.transport.abort()
 
     def _watch(self) -> None:
