@@ -38,12 +38,12 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         self.made_at = self.loop.time()
         self._watch()
-        waiting = [each for each in self._others() if each.is_waiting()]
+        waiting = [each for each in self._open() if each.is_waiting()]
         if len(waiting) > MAX_WAITING_CONNECTIONS:
             min(waiting, key=lambda each: each.made_at).abort()
 
     def data_received(self, data: bytes) -> None:
-        answered = sum(not each.is_waiting() for each in self._others())
+        answered = sum(not each.is_waiting() for each in self._open())
         self.app = self.config.loaded_app if answered < MAX_REQUESTS else service_unavailable
         super().data_received(data)
         self._watch()
@@ -57,7 +57,7 @@ class _Connection(H11Protocol):
         cycle = self.cycle
         return self.transport.is_closing() or cycle is None or cycle.response_complete or cycle.more_body
 
-    def _others(self) -> Iterator[_Connection]:
+    def _open(self) -> Iterator[_Connection]:
         return (each for each in self.connections if isinstance(each, _Connection) and not each.is_aborted)
 
     def abort(self) -> None:
