@@ -33,19 +33,20 @@ def master(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the environment of the recipe, and its archive. What pip would install is linked from here."""
+    """A folder with the environment of the recipe, and its archive. What pip would install is linked from here.
+
+    pip compiles what it installs; without the compiled files each executor would do so.
+    """
     folder = tmp_path_factory.mktemp("job")
     venv.create(folder / "environment", symlinks=True)
     (site,) = (folder / "environment" / "lib").glob("python*/site-packages")
     for each in needed("readergroup", {"spark-worker", "postgres"}).values():
         for file in each.files or ():
-            if ".." not in file.parts and file.suffix not in (".pth", ".pyc"):
+            if ".." not in file.parts and file.suffix != ".pth":
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
                 os.link(os.path.realpath(str(file.locate())), site / file)
     for package in PACKAGES:
-        shutil.copytree(
-            ROOT / package, site / package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / package, site / package, dirs_exist_ok=True)
     pack = [str(Path(sys.executable).parent / "venv-pack"), "-q", "-p", "environment", "-o", "environment.tar.gz"]
     subprocess.run([*pack, "--compress-level", "0"], cwd=folder, check=True, timeout=300)
     return folder
