@@ -3,7 +3,8 @@
     python -m tests.readergroup.spark.sink_driver URL CHECKPOINT POINT BATCH
 
 The points: in a task ``staging``, when events are stored, and ``staged``, before the driver hears of it; in the sink's
-commit ``decided``, when nothing is merged, ``between`` the two streams, and ``committed``, before Spark knows.
+commit ``decided``, when nothing is merged, ``between`` the two streams, and ``committed``, before Spark knows; and
+``noted``, when Spark has noted the batch down.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
+from readergroup.spark import ProgressListener, QueryProgress
 from readergroup.spark.sink import Staged, StreamSink
 from readergroup.spark.source import ReaderGroupSource
 from readergroup.streams.transactions.merging import Merge
@@ -68,6 +70,10 @@ def main(url: str, checkpoint: str, point: str, batch: str) -> None:
             if (point, batch) == ("committed", str(batchId)):
                 kill()
 
+    def noted(progress: QueryProgress) -> None:
+        if (point, batch) == ("noted", str(progress.batch_id)):
+            kill()
+
     class DyingSource(ReaderGroupSource):
         @classmethod
         def name(cls) -> str:
@@ -78,6 +84,7 @@ def main(url: str, checkpoint: str, point: str, batch: str) -> None:
 
     with session("local[2,3]") as spark:
         spark.dataSource.register(DyingSource)
+        spark.streams.addListener(ProgressListener(noted))
         start(spark, url, checkpoint, sink="dying").awaitTermination()
 
 

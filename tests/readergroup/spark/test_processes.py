@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -60,17 +59,31 @@ def losing_an_executor(java: None, tmp_path_factory: pytest.TempPathFactory) -> 
         shutil.rmtree(Path(pyspark.__file__).parent / "work", ignore_errors=True)
 
 
-def test_killed_drivers_are_continued_exactly(spark: SparkSession, url: str, postgres_url: str, tmp_path: Path) -> None:
-    """Three that read, and three that write, on a store each: at once, to take less time. Others go on to the end."""
-    reading, writing = (url, tmp_path / "sqlite"), (postgres_url, tmp_path / "postgresql")
-    with ThreadPoolExecutor(2) as pool:
-        lost = [pool.submit(lose_readers, *reading), pool.submit(lose_more_writers, *writing)]
-    for each in lost:
-        each.result()
-    url, folder = reading
+def test_killed_drivers_are_continued_exactly(spark: SparkSession, postgres_url: str, tmp_path: Path) -> None:
+    """In a task, in the commit of a batch, and after it, while the streams of both sides are scaled."""
+    commits = tmp_path / "checkpoint" / "commits"
+    with writing(postgres_url) as client:
+        assert is_killed("sink_driver", postgres_url, tmp_path / "checkpoint", "staged", 1)
+        client.streams.scale(TARGET, split=[0])
+        client.streams.scale(STREAM, split=[0])
+        write(client, range(400, 500))
+        assert is_killed("sink_driver", postgres_url, tmp_path / "checkpoint", "between", 2)
+        assert not (commits / "2").exists()
+        client.streams.scale(STREAM, merge=[3, 1])
+        write(client, range(500, 600))
+        assert is_killed("sink_driver", postgres_url, tmp_path / "checkpoint", "noted", 4)
+        assert (commits / "4").exists()
+    assert_written_once(spark, postgres_url, tmp_path, 600)
+
+
+@pytest.mark.broad
+def test_killed_drivers_with_a_function_for_each_batch_are_continued_exactly(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "record"
+    lose_readers(url, folder)
     assert driver.start(spark, url, folder).awaitTermination(100)
     assert_in_order(recorded(folder), 500)
-    assert_written_once(spark, *writing)
 
 
 @pytest.mark.broad
@@ -78,16 +91,16 @@ def test_drivers_that_are_killed_earlier_in_a_commit_are_continued_exactly(
     spark: SparkSession, nats_url: str, tmp_path: Path
 ) -> None:
     lose_writers(nats_url, tmp_path)
-    assert_written_once(spark, nats_url, tmp_path)
+    assert_written_once(spark, nats_url, tmp_path, 400)
 
 
-def assert_written_once(spark: SparkSession, url: str, folder: Path) -> None:
+def assert_written_once(spark: SparkSession, url: str, folder: Path, count: int) -> None:
     """Another driver goes on to the end; both streams together have each event once, in order."""
     assert sink_driver.start(spark, url, str(folder / "checkpoint")).awaitTermination(100)
     with rg.connect(url) as client:
         ranges = [part for stream in (TARGET, SECOND_TARGET) for part in client.batch.segment_ranges(stream)]
         events = [event for part in ranges for event in client.batch.read(part)]
-        assert_in_order([number(event.raw) for event in events], 400)
+        assert_in_order([number(event.raw) for event in events], count)
         assert {event.segment.startswith(f"{SECOND_TARGET}/") for event in events} == {True, False}
 
 
@@ -116,17 +129,6 @@ def lose_writers(url: str, folder: Path) -> None:
         assert is_killed("sink_driver", url, checkpoint, "staging", 1)
         assert is_killed("sink_driver", url, checkpoint, "decided", 2)
         client.streams.scale(TARGET, merge=[3, 1])
-
-
-def lose_more_writers(url: str, folder: Path) -> None:
-    checkpoint = folder / "checkpoint"
-    with writing(url) as client:
-        assert is_killed("sink_driver", url, checkpoint, "staged", 1)
-        client.streams.scale(TARGET, split=[0])
-        assert is_killed("sink_driver", url, checkpoint, "committed", 2)
-        assert not (checkpoint / "commits" / "2").exists()
-        assert is_killed("sink_driver", url, checkpoint, "between", 3)
-        assert not (checkpoint / "commits" / "3").exists()
 
 
 @contextmanager
