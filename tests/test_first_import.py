@@ -112,10 +112,50 @@ def test_the_help_of_a_command_loads_no_client(words: str, tmp_path: object) -> 
     assert {*found} <= {"isal", "mmh3", "msgpack", "pydantic", "rich", "typer"}
 
 
-def test_a_command_that_prints_plain_text_does_not_load_rich(tmp_path: object) -> None:
-    program = (
-        "import sys; sys.argv = 'readergroup --url sqlite:///x.db config put shop size 5'.split()\n"
-        "from readergroup.cli import main; main()"
-    )
-    found = loaded_by(program, folder=tmp_path)
-    assert "readergroup.client" in found and {"rich", "apscheduler", "asyncio"}.isdisjoint(found)
+#: What commands load that connect, by what they print.
+COMMANDS: Final = {
+    "config put shop size 5": "",
+    "stream list --json": "",
+    "stream list": "rich",
+    "group list": "rich",
+    "group describe billing": "rich",
+    "peek shop/orders": "rich",
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_that_connects_loads_the_client_and_what_it_prints_with(words: str, tmp_path: Path) -> None:
+    _create_group(tmp_path)
+    expected = f"{CLIENT} ctypes sqlite3 typer {COMMANDS[words]}".split()
+    assert loaded_by(command(words), folder=tmp_path) == sorted(expected)
+
+
+def test_a_command_looks_for_garbage_a_few_times_only_and_not_at_its_exit(tmp_path: Path) -> None:
+    _create_group(tmp_path)
+    program = f"""
+import gc
+
+def collections():
+    return sum(each["collections"] for each in gc.get_stats())
+
+before = collections()
+try:
+    {command("stream list").replace(chr(10), "; ")}
+except SystemExit:
+    print(collections() - before, gc.get_freeze_count(), len(gc.get_objects()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    collections, frozen, others = map(int, done.stdout.splitlines()[-1].split())
+    assert collections < 40 and frozen > 10 * others
+
+
+def command(words: str) -> str:
+    """The program of ``readergroup --url sqlite:///x.db`` with these words."""
+    arguments = ["readergroup", "--url", "sqlite:///x.db", *words.split()]
+    return f"import sys; sys.argv = {arguments!r}\nfrom readergroup.cli import main; main()"
+
+
+def _create_group(folder: Path) -> None:
+    with rg.connect(f"sqlite:///{folder}/x.db") as client:
+        client.streams.create("shop/orders")
+        client.groups.create("billing", streams=["shop/orders"])
