@@ -18,13 +18,14 @@ there are no others.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -112,6 +113,17 @@ def _label(store: str) -> str:
     """An address may hold a password."""
     parts = urlsplit(store)
     return f"{parts.scheme}-{parts.netloc.rpartition('@')[2]}" if parts.netloc else store
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All modules and tests stay to the end: the collector of garbage need not search them, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
