@@ -50,13 +50,21 @@ def start(store: Store) -> Iterator[Result]:
         # Processes keep what they compile, as those of users do.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         programs = [_BARE, _PYDANTIC, _IMPORT, *(program for program, _ in _PROGRAMS.values())]
-        commands = [*([sys.executable, "-c", each] for each in programs), [str(command), "--help"]]
+        commands = [
+            *([sys.executable, "-c", each] for each in programs),
+            [str(command), "--help"],
+            [str(command), "stream", "list"],
+        ]
         runs = [partial(_processor_seconds, each, environment) for each in commands]
         for run in runs:
             run()
-        bare, pydantic, imported, *others, helped = alternate(ROUNDS, *runs)
+        bare, pydantic, imported, *others, helped, listed = alternate(ROUNDS, *runs)
     beside = f"a bare interpreter {_ms(bare)}, one model of pydantic {_ms(pydantic)}"
-    for what, seconds, target in (("import readergroup", imported, 150), ("readergroup --help", helped, 300)):
+    for what, seconds, target in (
+        ("import readergroup", imported, 150),
+        ("readergroup --help", helped, 300),
+        ("readergroup stream list", listed, 250),
+    ):
         yield Figure(
             what=f"{what}, processor time",
             value=min(seconds) * 1e3,
