@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from synchronizer import InvalidArgumentError, NotFoundError, TruncatedError
@@ -16,6 +17,7 @@ from ..streams.manager import StreamManager
 from ..streams.serializers import BytesSerializer, Serializer, check_serializer
 from .ranges import SegmentRange
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 #: Many enough to make the cost of a block negligible, few enough to fit in memory.
@@ -43,7 +45,7 @@ class RangeReader:
     def take(self, max_events: int) -> list[BlockSlice]:
         """Return the next events, at most ``max_events``; none at the end."""
         try:
-            slices = self._segment.take_slices(max_events)
+            slices = self._retry(partial(self._segment.take_slices, max_events))
         except NotFoundError as error:
             missing = reason_for_missing(self._streams, self._range)
             if isinstance(missing, TruncatedError):  # the next call returns the end
@@ -54,9 +56,12 @@ class RangeReader:
             raise InvalidArgumentError(
                 "the range exceeds the end of the segment; use ranges from segment_ranges",
                 range=str(self._range),
-                length=self._streams.store.info(self._range.data_segment).length,
+                length=self._retry(partial(self._streams.store.info, self._range.data_segment)).length,
             )
         return slices
+
+    def _retry(self, call: Callable[[], R]) -> R:
+        return self._streams.metadata.backoff().retry(call)
 
 
 def reason_for_missing(streams: StreamManager, segment_range: SegmentRange) -> NotFoundError | TruncatedError:

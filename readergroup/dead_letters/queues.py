@@ -37,8 +37,8 @@ class QueueDeadLetters(DeadLetters):
         until: datetime | None,
         routing_key: str | None,
     ) -> Iterator[StoredDeadLetter]:
-        done = self._backoff(None).retry(self._done)
-        letters = (self._stored(each, done) for each in self._letters.read())
+        done = self._backoff().retry(self._done)
+        letters = (self._stored(each, done) for each in self._letters.read(self._backoff))
         return (
             each
             for each in letters
@@ -50,9 +50,9 @@ class QueueDeadLetters(DeadLetters):
         )
 
     def _show(self, pointer: EventPointer) -> StoredDeadLetter:
-        done = self._backoff(None).retry(self._done)
+        done = self._backoff().retry(self._done)
         with suppress(CorruptStoreError):  # no letter begins there
-            found = next(self._letters.read(pointer.offset), None)
+            found = next(self._letters.read(self._backoff, pointer.offset), None)
             if found is not None and found.place == pointer.offset:
                 return self._stored(found, done)
         raise NotFoundError("there is no such dead letter, or it was forgotten", pointer=str(pointer))
@@ -83,7 +83,7 @@ class QueueDeadLetters(DeadLetters):
         except NotFoundError as error:
             raise NotFoundError("there is no queue of this name", queue=self.stream) from error
 
-    def _backoff(self, timeout: float | None) -> Backoff:
+    def _backoff(self, timeout: float | None = None) -> Backoff:
         return Backoff(self._clock, Deadline(self._clock, self._timeout if timeout is None else timeout))
 
     def _stored(self, dead: DeadEvent, done: DoneLetters) -> StoredDeadLetter:

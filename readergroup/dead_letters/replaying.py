@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Final
 
 from synchronizer import UnsupportedError
@@ -46,10 +47,14 @@ class Replay:
     ) -> None:
         replay_id = hashlib.sha256("\n".join(letters).encode()).digest()[:16]
         self._publisher = Publisher(streams, origin, replay_id, token)
+        self._backoff = streams.metadata.backoff
         self._replayed = replayed
 
     def settle(self) -> Collection[int]:
         """Mark what an earlier replay has written; from now on it can write nothing. Return the letters it wrote."""
+        return self._backoff().retry(self._settle)
+
+    def _settle(self) -> Collection[int]:
         found = self._publisher.begin()
         if found:
             self._replayed(found.keys())
@@ -60,16 +65,23 @@ class Replay:
         """Write the rows that are not in the stream, in their order, and mark all of them."""
         left = dict(rows)
         while left:
-            if not self._publisher.has_begun:
-                for each in self.settle():
-                    left.pop(each, None)
-            stored = self._publisher.publish(left.values())
-            if stored:
-                self._replayed(stored)
-            if self._publisher.has_begun:
-                self._publisher.deleted()
-            for each in stored:
-                del left[each]
+            self._backoff().retry(partial(self._write, left))
+
+    def _write(self, left: dict[int, Row]) -> None:
+        """Write some of the rows that are left, and remove them from ``left``.
+
+        May be repeated after an error: then the publisher begins again, and finds what is in the stream.
+        """
+        if not self._publisher.has_begun:
+            for each in self._settle():
+                left.pop(each, None)
+        stored = self._publisher.publish(left.values())
+        if stored:
+            self._replayed(stored)
+        if self._publisher.has_begun:
+            self._publisher.deleted()
+        for each in stored:
+            del left[each]
 
 
 def letter_id(pointer: EventPointer) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -194,10 +195,13 @@ def group_lag(
     store: SegmentStore,
     now: float,
     memory: LagMemory | None = None,
+    *,
+    retry: Callable[[Callable[[], _Measured]], _Measured] = lambda measure: measure(),
 ) -> GroupLag:
     """Return the lag of a group that stands at ``offsets``. ``now`` is the time of day, in seconds since 1970.
 
-    With a ``memory``, a truncation of events that wait shows up to a minute later.
+    With a ``memory``, a truncation of events that wait shows up to a minute later. ``retry`` calls its argument, which
+    measures one segment, and may repeat that.
     """
     ranges = {
         segment: _Range(
@@ -209,7 +213,7 @@ def group_lag(
     known = {} if memory is None else memory.unchanged(store, ranges, now)
     lags = {}
     for segment, wanted in ranges.items():
-        measured = known.get(segment) or _measured(store, wanted, now)
+        measured = known.get(segment) or retry(partial(_measured, store, wanted, now))
         if memory is not None:
             memory.remember(segment, measured)
         lags[segment] = measured.lag(state.segments[segment].owner, now)

@@ -9,8 +9,9 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Final
 
-from synchronizer import ANY, AttributeChange, ClosedError, NotFoundError, StateSynchronizer
+from synchronizer import ANY, AttributeChange, ClosedError, Deadline, NotFoundError, StateSynchronizer
 from synchronizer.arguments import check_type
+from synchronizer.backoff import Backoff
 from synchronizer.compare_and_set import remove_attributes
 from synchronizer.liveness.lease import read_leases
 from synchronizer.log.peeking import LOGS_AT_ONCE, peek
@@ -100,13 +101,20 @@ class ReaderGroupManager:
         return (name for name, _ in self.states())
 
     def states(self) -> Iterator[tuple[str, ReaderGroupState]]:
-        """Iterate over the names of all groups and their states. Many are read at once."""
-        store = self._client.store
-        logs = self._deleted.others(list(store.list(_LOG_PREFIX)))
+        """Iterate over the names of all groups and their states. Many are read at once.
+
+        The client's timeout is for each of many steps.
+        """
+        return self._states(None)
+
+    def _states(self, deadline: Deadline | None) -> Iterator[tuple[str, ReaderGroupState]]:
+        """Iterate as `states` does, with one ``deadline`` for all steps if it is given."""
+        store, backoff = self._client.store, partial(self._client.streams.metadata.backoff, deadline)
+        logs = backoff().retry(lambda: self._deleted.others(list(store.list(_LOG_PREFIX))))
         for first in range(0, len(logs), LOGS_AT_ONCE):
             part = logs[first : first + LOGS_AT_ONCE]
-            for log, replica in peek(store, part, self._codec):
-                state = self._read_alone(log) if replica is None else replica.state
+            for log, replica in backoff().retry(partial(peek, store, part, self._codec)):
+                state = self._read_alone(log, backoff()) if replica is None else replica.state
                 if state is not None:
                     yield log.removeprefix(_LOG_PREFIX), state
                 elif replica is not None:
@@ -114,14 +122,16 @@ class ReaderGroupManager:
 
     # ------------------------------------------------------------------ for retention
 
-    def subscribers(self) -> Subscribers:
+    def subscribers(self, deadline: Deadline) -> Subscribers:
         """Return how far each subscribed group has consumed its streams: by stream, then by group."""
         found: dict[str, dict[str, Consumed]] = {}
-        for name, state in self.states():
+        backoff = self._client.streams.metadata.backoff(deadline)
+        for name, state in self._states(deadline):
             if state.config.retention == "NONE":
                 continue
             with suppress(NotFoundError):  # deleted meanwhile
-                leases = read_leases(self._client.store, _LOG_PREFIX + name, state.readers.values())
+                readers = state.readers.values()
+                leases = backoff.retry(partial(read_leases, self._client.store, _LOG_PREFIX + name, readers))
                 for stream, consumed in consumed_by(state, positions(state, leases)).items():
                     found.setdefault(stream, {})[name] = consumed
         return found
@@ -131,8 +141,8 @@ class ReaderGroupManager:
         with suppress(NotFoundError):
             self.get(group).synchronizer.update_state(partial(note_skipped, head=head))
 
-    def _read_alone(self, log: str) -> ReaderGroupState | None:
-        length = self._deleted.length(log)
+    def _read_alone(self, log: str, backoff: Backoff) -> ReaderGroupState | None:
+        length = backoff.retry(partial(self._deleted.length, log))
         try:
             return self.get(log.removeprefix(_LOG_PREFIX)).state
         except NotFoundError:
@@ -169,9 +179,11 @@ class ReaderGroupManager:
             kept = {name: AttributeChange(value, forget_history(value)) for name, value in found.items()}
             return {**changes, **kept}
 
-        clear_waiting(store, name)  # also before, as this process may die
+        clear = partial(clear_waiting, store, name)
+        backoff = self._client.streams.metadata.backoff
+        backoff().retry(clear)  # also before, as this process may die
         group.synchronizer.delete(attributes=with_them)
-        clear_waiting(store, name)
+        backoff().retry(clear)
 
     def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
         log = _LOG_PREFIX + check_name(name, "reader group")

@@ -515,11 +515,12 @@ class ReaderGroup:
     def lag(self) -> GroupLag:
         """Return how far the group is behind its streams now, by the committed positions of its readers."""
         follow_streams(self._updater)
-        offsets, state = self._positions()
+        metadata = self._client.streams.metadata
+        deadline = metadata.deadline()
+        offsets, state = self._positions(deadline)
         clock = self.synchronizer.clock
-        return self._movement.added_to(
-            group_lag(state, offsets, self.synchronizer.store, clock.time()), clock.monotonic()
-        )
+        lag = group_lag(state, offsets, self.synchronizer.store, clock.time(), retry=metadata.backoff(deadline).retry)
+        return self._movement.added_to(lag, clock.monotonic())
 
     def lag_notifier(
         self,
@@ -558,17 +559,15 @@ class ReaderGroup:
 
     def stream_cuts(self) -> Mapping[str, StreamCut]:
         """Return the group's cut of each stream, by the committed positions of its readers."""
-        offsets, state = self._positions()
+        offsets, state = self._positions(self._client.streams.metadata.deadline())
         return {
             stream: cut.model_copy(update={"offsets": {segment: offsets[segment] for segment in cut.offsets}})
             for stream, cut in state.cuts.items()
         }
 
-    def _positions(self) -> tuple[Mapping[SegmentId, int], ReaderGroupState]:
+    def _positions(self, deadline: Deadline) -> tuple[Mapping[SegmentId, int], ReaderGroupState]:
         """Return the group's offset in each segment, and its state."""
-        # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
-        leases = self._updater.leases()
-        state = self.synchronizer.fetch_updates()
+        leases, state = self._updater.leases_and_state(deadline)
         return positions(state, leases), state
 
     # ------------------------------------------------------------------ changing

@@ -32,9 +32,7 @@ class TimeWindows:
         return known[1]
 
     def _look(self, stream: str, own: Positions, deadline: Deadline) -> TimeWindow:
-        # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
-        leases = self._updater.streams.metadata.backoff(deadline).retry(self._updater.leases)
-        state = self._updater.synchronizer.fetch_updates(timeout=deadline.remaining())
+        leases, state = self._updater.leases_and_state(deadline)
         if stream not in state.streams:
             raise InvalidArgumentError(
                 "the group does not read this stream", stream=stream, reads=", ".join(sorted(state.streams))

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from synchronizer import (
     AttributeChange,
+    Deadline,
     NotFoundError,
     Proposal,
     Revision,
@@ -162,6 +163,12 @@ class GroupUpdater:
     def leases(self, readers: Iterable[ReaderState] | None = None) -> Mapping[str, bytes]:
         """Return the lease values of these readers, by attribute; without ``readers``, of the whole group."""
         return read_leases(self.synchronizer.store, self.synchronizer.segment, readers)
+
+    def leases_and_state(self, deadline: Deadline) -> tuple[Mapping[str, bytes], ReaderGroupState]:
+        """Return all lease values of the group and its state, which together tell the committed positions."""
+        # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
+        leases = self.streams.metadata.backoff(deadline).retry(self.leases)
+        return leases, self.synchronizer.fetch_updates(timeout=deadline.remaining())
 
     def check_position(self, position: Mapping[SegmentId, int], argument: str) -> None:
         """Refuse a position that no reader could continue from. Errors call it ``argument``."""

@@ -73,7 +73,7 @@ class RetentionReport(FrozenModel):
 class GroupsOfStreams(Protocol):
     """The reader groups of the store."""
 
-    def subscribers(self) -> Subscribers:
+    def subscribers(self, deadline: Deadline) -> Subscribers:
         """Return how far each subscribed group has consumed its streams."""
 
     def note_skipped(self, group: str, head: StreamCut) -> None:
@@ -155,17 +155,17 @@ class Retention(DuePolicies):
         policy = state.config.retention
         assert policy is not None
         if self._subscribers_of_round is None:
-            self._subscribers_of_round = self._subscribers()  # once, because this reads all groups
+            self._subscribers_of_round = self._subscribers(deadline)  # once, because this reads all groups
         try:
             self._apply(state, policy, self._subscribers_of_round.get(state.name, {}), deadline)
         except TruncatedError:  # another process is deleting what this one has looked at
             return INTERVAL_SECONDS
         return _interval(policy)
 
-    def _subscribers(self) -> Subscribers:
+    def _subscribers(self, deadline: Deadline) -> Subscribers:
         """Return the subscribed groups. If one cannot be read there are none, so that nothing counts as consumed."""
         try:
-            return {} if self.groups is None else self.groups().subscribers()
+            return {} if self.groups is None else self.groups().subscribers(deadline)
         except ClosedError:
             raise
         except ReaderGroupError as error:
@@ -183,7 +183,7 @@ class Retention(DuePolicies):
                 raise InvalidArgumentError(
                     "the stream has no retention policy; change it with streams.configure", stream=stream
                 )
-            subscribers = self._subscribers().get(stream, {})
+            subscribers = self._subscribers(deadline).get(stream, {})
             try:
                 decision, consumed = self._apply(state, policy, subscribers, deadline, dry_run=dry_run)
                 break

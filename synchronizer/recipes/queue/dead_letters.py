@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -109,13 +109,16 @@ class DeadLetters:
             return False
         return last_offset >= offset or cell.change(_encode_last(consumer_id, offset), event) is Outcome.STORED
 
-    def read(self, start: int = 0) -> Iterator[DeadEvent]:
-        """Yield the dead letters from this place on, the oldest first."""
+    def read(self, backoff: Callable[[], Backoff], start: int = 0) -> Iterator[DeadEvent]:
+        """Yield the dead letters from this place on, the oldest first.
+
+        Each call of the store is repeated with a ``backoff`` of its own.
+        """
         with suppress(NotFoundError):  # no event was ever set aside
-            at = max(start, self._store.info(self.segment).start_offset)
+            at = max(start, backoff().retry(partial(self._store.info, self.segment)).start_offset)
             while True:
                 try:
-                    frames = read_frames(self._store, self.segment, at)
+                    frames = backoff().retry(partial(read_frames, self._store, self.segment, at))
                 except TruncatedError as error:
                     at = error.start_offset  # another process forgot them
                     continue

@@ -143,7 +143,7 @@ class EventQueue:
 
     def dead_letters(self) -> Iterator[DeadEvent]:
         """Yield the events that were set aside and not forgotten, the oldest first."""
-        return self._dead_letters.read()
+        return self._dead_letters.read(self._backoff)
 
     def forget_dead_letters(self, upto: DeadEvent) -> None:
         """Discard the dead letters up to and including ``upto``."""
@@ -169,7 +169,10 @@ class EventQueue:
         return Extent(handled_upto(RoleValue.decode(role)), self.store.info(self.segment).length)
 
     def _patiently(self, call: Callable[[], R], timeout: float | None) -> R:
-        return Backoff(self.clock, self._deadline(timeout)).retry(call)
+        return self._backoff(timeout).retry(call)
+
+    def _backoff(self, timeout: float | None = None) -> Backoff:
+        return Backoff(self.clock, self._deadline(timeout))
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self.clock, self.timeout if timeout is None else timeout)

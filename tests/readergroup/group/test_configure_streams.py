@@ -238,9 +238,9 @@ def test_a_stream_follows_its_scaling_after_it_was_added(world: World, process: 
 
 def test_retention_follows(world: World, process: Process) -> None:
     world.group.configure(retention="AT_LAST_COMMIT")
-    assert set(world.admin.groups.subscribers()) == {STREAM}
+    assert set(world.admin.groups.subscribers(world.admin.streams.metadata.deadline())) == {STREAM}
     world.group.configure(streams=[OTHER])
-    assert set(world.admin.groups.subscribers()) == {OTHER}
+    assert set(world.admin.groups.subscribers(world.admin.streams.metadata.deadline())) == {OTHER}
 
 
 @pytest.mark.parametrize(

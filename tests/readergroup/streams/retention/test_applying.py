@@ -11,7 +11,7 @@ import pytest
 import readergroup as rg
 from readergroup.streams.retention import applying
 from readergroup.streams.retention.applying import REGISTRY
-from synchronizer import AttributeChange, ManualClock, open_store
+from synchronizer import AttributeChange, Deadline, ManualClock, open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.waiting import until
 
@@ -467,7 +467,7 @@ def test_a_group_that_cannot_be_read_holds_all_but_the_limits(
     write(client, 0, 100)
     read(group, 100)
 
-    def unreadable() -> None:
+    def unreadable(deadline: Deadline) -> None:
         raise rg.UnknownUpdateError("a newer release wrote this entry")
 
     monkeypatch.setattr(client.groups, "subscribers", unreadable)

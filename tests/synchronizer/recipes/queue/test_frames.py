@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synchronizer import CorruptStoreError, SegmentStore, UnknownUpdateError, UnsupportedError, open_store
+from synchronizer import (
+    CorruptStoreError,
+    Deadline,
+    SegmentStore,
+    SystemClock,
+    UnknownUpdateError,
+    UnsupportedError,
+    open_store,
+)
+from synchronizer.backoff import Backoff
 from synchronizer.recipes.queue.dead_letters import DeadEvent, DeadLetters, DoneLetters, encode_dead_event
 from synchronizer.recipes.queue.frames import OVERHEAD_BYTES, Frame, decode_frames, encode_frame, read_frames
 from synchronizer.testing import FailingStore
@@ -15,6 +24,11 @@ from tests.golden import golden
 
 EVENTS = [b"", b"one", bytes(range(256))]
 DEAD = {"data": b"\x00event", "offset": 1 << 40, "error": "ValueError: ä", "attempts": 5}
+
+
+def _backoff() -> Backoff:
+    clock = SystemClock()
+    return Backoff(clock, Deadline(clock, 0))
 
 
 def _store_with(data: bytes, segment: str = "queue/q") -> SegmentStore:
@@ -33,7 +47,7 @@ def test_events_are_written_and_read_as_in_the_first_release() -> None:
 
 def test_a_dead_letter_is_written_and_read_as_in_the_first_release() -> None:
     stored = golden("queue-dead-letter-v1.bin", b"")
-    (dead,) = DeadLetters(_store_with(stored, "dead-letters/q"), "q").read()
+    (dead,) = DeadLetters(_store_with(stored, "dead-letters/q"), "q").read(_backoff)
     assert dead == DeadEvent(**DEAD, place=0, end=len(stored), written_at=0.0)  # type: ignore[arg-type]
 
 
@@ -41,7 +55,7 @@ def test_a_dead_letter_with_its_time_is_written_and_read_as_in_its_first_release
     today = encode_dead_event(**DEAD, written_at=1_700_000_000.25)  # type: ignore[arg-type]
     stored = golden("queue-dead-letter-v2.bin", today)
     assert stored == today
-    (dead,) = DeadLetters(_store_with(stored, "dead-letters/q"), "q").read()
+    (dead,) = DeadLetters(_store_with(stored, "dead-letters/q"), "q").read(_backoff)
     assert dead == DeadEvent(**DEAD, place=0, end=len(stored), written_at=1_700_000_000.25)  # type: ignore[arg-type]
 
 
