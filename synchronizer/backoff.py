@@ -38,11 +38,16 @@ class Backoff:
     def retry(self, attempt: Callable[[], R]) -> R:
         """Return the result of ``attempt``, repeated while the store is unavailable or full. Then raise its last error.
 
-        Use it only for calls that may be repeated.
+        The error tells how many attempts failed, and for how long. Use it only for calls that may be repeated.
         """
+        failures, since = 0, 0.0
         while True:
             try:
                 return attempt()
-            except (StoreUnavailableError, StoreFullError):
+            except (StoreUnavailableError, StoreFullError) as error:
+                since = since if failures else self._clock.monotonic()
+                failures += 1
                 if not self.wait():
+                    seconds = round(self._clock.monotonic() - since, 3)
+                    error.facts = {**error.facts, "attempts": failures, "failing_for_seconds": seconds}
                     raise

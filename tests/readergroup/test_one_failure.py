@@ -5,8 +5,9 @@ Every public name of the classes below either has an entry in `CALLS`, or is lis
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Final
@@ -15,10 +16,11 @@ import pytest
 from pydantic import BaseModel
 
 import readergroup as rg
+from readergroup import aio
 from readergroup.group.manager import ReaderGroupManager
 from readergroup.streams.manager import StreamManager
 from synchronizer import open_store
-from synchronizer.testing import FailingStore, Operation
+from synchronizer.testing import FailingStore, InstantClock, Operation
 
 STREAM: Final = "shop/orders"
 OTHER: Final = "shop/returns"
@@ -547,3 +549,105 @@ def test_the_answer_is_the_same_if_any_call_of_the_store_fails_once(
     _, expected = next(answers)
     wrong = {number: answer for number, answer in answers if answer != expected}
     assert not wrong, expected
+
+
+async def _names(client: aio.Client) -> object:
+    return [name async for name in client.groups.list()]
+
+
+async def _lag_of(client: aio.Client) -> object:
+    return (await (await client.groups.get(GROUP)).lag()).events
+
+
+async def _offsets_of(client: aio.Client) -> object:
+    return sorted(await (await client.groups.get(GROUP)).stream_cuts())
+
+
+async def _deleted(client: aio.Client) -> object:
+    await client.groups.delete(GROUP)
+    return await _names(client)
+
+
+@pytest.mark.parametrize("ask", [_names, _lag_of, _offsets_of, _deleted])
+def test_a_call_under_asyncio_is_repeated_as_well(ask: Callable[[aio.Client], Awaitable[object]]) -> None:
+    answers = []
+    for number in count(0):
+        store = FailingStore(open_store("memory://"))
+        with rg.Client(store) as client:
+            World(client)
+        left = number
+
+        def fail(operation: Operation) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise rg.StoreUnavailableError("away")
+
+        async def run(store: FailingStore = store, fail: Callable[[Operation], None] = fail) -> object:
+            async with aio.Client(store, timeout=5.0) as client:
+                store.before = fail
+                try:
+                    return await ask(client)
+                finally:
+                    store.before = None
+
+        answers.append(asyncio.run(run()))
+        if number and left > 0:
+            break
+    assert number > 1 and all(answer == answers[0] for answer in answers)
+
+
+OUTAGE_SECONDS: Final = 2.0
+
+
+@pytest.mark.stores
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ReaderGroup.lag",
+        "ReaderGroupManager.list",
+        "ReaderGroupManager.delete",
+        "BatchClient.read",
+        "DeadLetters.replay",
+    ],
+)
+def test_the_answer_is_the_same_if_the_store_is_away_for_two_seconds(store_url: str, name: str) -> None:
+    with rg.connect("memory://") as client:
+        expected = CALLS[name](World(client))()
+    store = FailingStore(open_store(store_url))
+    with rg.Client(store, timeout=20.0) as client:
+        act = CALLS[name](World(client))
+        back = threading.Timer(OUTAGE_SECONDS, lambda: setattr(store, "unavailable", False))
+        store.unavailable = True
+        back.start()
+        try:
+            answer = act()
+        finally:
+            back.join()
+    assert answer == expected
+
+
+def test_a_store_that_stays_away_is_reported_at_the_timeout_and_another_error_at_once() -> None:
+    store, clock = FailingStore(open_store("memory://")), InstantClock(datetime(2026, 1, 3, tzinfo=UTC).timestamp())
+    with rg.Client(store, timeout=5.0, clock=clock) as client:
+        world = World(client)
+        for ask in (_group_names, _lag, _cuts_of):
+            since = clock.monotonic()
+            store.unavailable = True
+            with pytest.raises((rg.StoreUnavailableError, rg.DeadlineExceededError)) as caught:
+                ask(world)
+            store.unavailable = False
+            assert 5.0 <= clock.monotonic() - since <= 5.5
+            if ask is _group_names:
+                assert caught.value.facts["verb"] == "list"
+                assert caught.value.facts["failing_for_seconds"] == 5.0
+
+        def damage(operation: Operation) -> None:
+            raise rg.CorruptStoreError("damaged")
+
+        for ask in (_group_names, _cuts_of):
+            calls, store.before = len(store.operations), damage
+            with pytest.raises(rg.CorruptStoreError):
+                ask(world)
+            store.before = None
+            assert len(store.operations) == calls + 1
