@@ -604,7 +604,7 @@ OUTAGE_SECONDS: Final = 2.0
 @pytest.mark.parametrize(
     "name",
     [
-        "ReaderGroup.lag",
+        "ReaderGroup.stream_cuts",
         "ReaderGroupManager.list",
         "ReaderGroupManager.delete",
         "BatchClient.read",
