@@ -17,6 +17,7 @@ CONSUMERS: Final[Mapping[str, str]] = {
     "notifier": "readergroup/group/notifiers.py",  # which readers died
     "member": "readergroup/group/member.py",  # why this reader is out of its group
     "checkpointing": "readergroup/group/checkpointing.py",  # which updates are about another checkpoint
+    "flow": "readergroup/serve/flow.py",  # what was read and taken over
     "demo": "readergroup/demo/ownership.py",  # which readers died
     "random": "tests/readergroup/group/model/test_state_random.py",
     "auditor": "tests/simulation/auditor.py",
@@ -28,19 +29,21 @@ CONSUMERS: Final[Mapping[str, str]] = {
 #: The consumers that name each update. To the others, it is an entry like any other.
 NAMED_BY: Final[Mapping[str, frozenset[str]]] = {
     "AddReader": frozenset({"auditor", "checks", "sightings"}),
-    "RemoveReader": frozenset({"auditor", "checks", "demo", "evidence", "keeping", "member", "notifier", "sightings"}),
-    "ReassignSegment": frozenset({"auditor", "sightings"}),
+    "RemoveReader": frozenset(
+        {"auditor", "checks", "demo", "evidence", "flow", "keeping", "member", "notifier", "sightings"}
+    ),
+    "ReassignSegment": frozenset({"auditor", "flow", "sightings"}),
     "ReleaseSegment": frozenset({"auditor", "checks", "evidence", "random", "sightings"}),
-    "CompleteSegment": frozenset({"auditor", "checks", "evidence", "random", "sightings"}),
+    "CompleteSegment": frozenset({"auditor", "checks", "evidence", "flow", "random", "sightings"}),
     "AddEpoch": frozenset(),
     "EndStream": frozenset(),
     "RecordWeights": frozenset({"auditor", "random"}),
     "ConfigureGroup": frozenset(),
-    "ConfigureStreams": frozenset({"auditor", "random"}),
+    "ConfigureStreams": frozenset({"auditor", "flow", "random"}),
     "CreateCheckpoint": frozenset({"checkpointing", "random"}),
     "PassCheckpoint": frozenset({"auditor", "checkpointing", "keeping", "random", "sightings"}),
     "FailCheckpoint": frozenset({"checkpointing", "random"}),
-    "ResetStream": frozenset({"auditor", "keeping"}),
+    "ResetStream": frozenset({"auditor", "flow", "keeping"}),
     "SetRetentionCuts": frozenset({"random"}),
     "NoteSkipped": frozenset({"random"}),
 }
