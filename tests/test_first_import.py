@@ -130,6 +130,18 @@ def test_a_command_that_connects_loads_the_client_and_what_it_prints_with(words:
     assert loaded_by(command(words), folder=tmp_path) == sorted(expected)
 
 
+def test_a_command_does_not_search_the_installed_distributions(tmp_path: Path) -> None:
+    """pydantic does, for plugins, unless they are disabled."""
+    _create_group(tmp_path)
+    program = f"""
+import importlib.metadata
+importlib.metadata.distributions = lambda: exit("searched")
+{command("stream list")}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_command_looks_for_garbage_a_few_times_only_and_not_at_its_exit(tmp_path: Path) -> None:
     _create_group(tmp_path)
     program = f"""

@@ -1,6 +1,7 @@
 """The command ``readergroup``."""
 
 import gc
+import os
 import sys
 from typing import Final
 
@@ -13,6 +14,8 @@ _OBJECTS_PER_COLLECTION: Final = 50_000
 def main() -> None:
     """Run the command in ``sys.argv``, and exit. An interrupt while it loads prints no traceback."""
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    # pydantic otherwise reads the metadata of every installed distribution, to find plugins.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         from .app import run
 

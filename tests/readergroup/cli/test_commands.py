@@ -25,7 +25,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import readergroup as rg
-from readergroup.cli.app import app
+from readergroup.cli.app import _command_in, _forget_commands_except, app
 from readergroup.cli.session import one_line
 from readergroup.group.model.updates import CreateCheckpoint
 from tests.servers.nats import NatsServer, nats_server_binary
@@ -601,6 +601,33 @@ def test_an_interrupt_while_the_command_loads_prints_no_traceback(orders: Cli, m
         check=False,
     )
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["stream", "list"], "stream"),
+        (["--url", "group", "stream", "list"], "stream"),
+        (["--url=sqlite:///shop.db", "read", "shop/orders"], "read"),
+        (["--url"], None),
+        ([], None),
+    ],
+)
+def test_the_name_of_the_command_is_found_in_the_arguments(arguments: list[str], name: str | None) -> None:
+    assert _command_in(arguments) == name
+
+
+@pytest.mark.parametrize("name", ["stream", "read"])
+def test_only_the_command_in_use_is_prepared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, commands = app.registered_groups, app.registered_commands
+    monkeypatch.setattr(app, "registered_groups", groups)  # to restore them
+    monkeypatch.setattr(app, "registered_commands", commands)
+    for other in ("--help", "--version", "streams", None):
+        _forget_commands_except(other)
+        assert app.registered_groups is groups and app.registered_commands is commands
+    _forget_commands_except(name)
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert re.findall(r"(?m)^\W*(stream|read|group|write)\b", shown) == [name]
 
 
 def test_progress_does_not_mix_with_events_in_a_pipe(orders: Cli) -> None:
