@@ -114,7 +114,7 @@ class Workload:
         """The names of those that are to live as long as what they work for."""
         threads = (thread for thread in threading.enumerate() if isinstance(thread, BackgroundThread))
         # A thread that takes a lock repeatedly has a participant for as long, and a writer is closed when it failed.
-        passing = ("lock/repeated", "writers", "deletions of", "delayed-calls")
+        passing = ("lock/repeated", "writers", "deletions of", "delayed-calls", "time-slices")
         return {thread.name for thread in threads if not thread.name.startswith(passing)}
 
     # ------------------------------------------------------------------ what it does
