@@ -414,7 +414,7 @@ from readergroup.cli.app import app
 from readergroup.scaling import pool
 at_once, delays = pool.ReaderPool._on_segments, itertools.chain([0.0], itertools.repeat(4.0))
 pool.ReaderPool._on_segments = lambda self: threading.Timer(next(delays), at_once, [self]).start()
-pool.LOOK_SECONDS = 60.0
+pool.LOOK_SECONDS = 10.0
 app(["demo", {str(tmp_path / "input")!r}, "--output", {str(tmp_path / "output")!r}])
 """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
