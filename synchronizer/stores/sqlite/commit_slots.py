@@ -90,6 +90,10 @@ class Reply(IntEnum):
     RECOVERED = 5
 
 
+#: By number. No leader writes the last two.
+_REPLIES: Final = (*Reply, Reply.UNKNOWN, Reply.UNKNOWN)
+
+
 class Taken(NamedTuple):
     """A request of another process that the leader has taken."""
 
@@ -114,6 +118,7 @@ class CommitSlots:
         self._database_id = _file_id(database)
         self._file: FileIO | None = None
         self._own: int | None = None
+        self._own_base = 0
         self._number = 0
         self._written = 0  # the own ``request``
         self._settled: list[int] = []  # not woken yet
@@ -122,8 +127,9 @@ class CommitSlots:
     # The owner of a request
 
     @property
-    def has_slot(self) -> bool:
-        return self._own is not None and self._is_whole()
+    def can_post(self) -> bool:
+        """Whether this process has a slot, and no leader has taken its last request and not settled it."""
+        return self._own is not None and self._is_whole() and self._own_reply() is not Reply.TAKEN
 
     def claim(self, last_commit: Callable[[], int]) -> None:
         """Under the gate: make sure that `post` can be used, if a slot is free and the disk has room for the file."""
@@ -151,7 +157,7 @@ class CommitSlots:
     def post(self, request: bytes) -> None:
         """Offer a request to the next leader. An empty one is not taken, but its owner is woken to lead."""
         assert self._own is not None and len(request) <= MAX_BYTES
-        base = self._base(self._own)
+        base = self._own_base
         self._number += 1
         # Each time, because the file may have been cut off since.
         if self._words[_USED_SLOTS] <= self._own:
@@ -170,12 +176,15 @@ class CommitSlots:
         assert self._own is not None
         if not self._is_whole():
             return 0, Reply.UNKNOWN
-        base = self._base(self._own)
-        wake_ups = self._words[base + _WAKE_UPS] & _HALF_WORD
-        if self._words[base + _REQUEST] != self._written:  # damaged, perhaps after a commit
-            return wake_ups, Reply.UNKNOWN
-        reply = self._words[base + _REPLY]
-        return wake_ups, Reply(reply & _FLAGS) if reply >> _FLAG_BITS == self._number else Reply.NONE
+        wake_ups = self._words[self._own_base + _WAKE_UPS] & _HALF_WORD
+        return wake_ups, self._own_reply()
+
+    def _own_reply(self) -> Reply:
+        words, base = self._words, self._own_base
+        if words[base + _REQUEST] != self._written:  # damaged, perhaps after a commit
+            return Reply.UNKNOWN
+        reply = words[base + _REPLY]
+        return _REPLIES[reply & _FLAGS] if reply >> _FLAG_BITS == self._number else Reply.NONE
 
     @property
     def reply(self) -> Reply:
@@ -187,13 +196,13 @@ class CommitSlots:
         assert self._own is not None
         if not self._is_whole():  # the next look tells
             return
-        self._words[self._base(self._own) + _STAMP] = _now_ms()
+        self._words[self._own_base + _STAMP] = _now_ms()
         futex.wait(self._address(self._own), wake_ups, _LOOK_SECONDS if waited < 0.1 else _LOOK_SELDOM_SECONDS)
 
     def answers(self) -> bytes | None:
         """The answers to the request, which is committed; None if they are damaged."""
         assert self._own is not None
-        base, at = self._base(self._own), self._at(self._own) + _ANSWERS_AT
+        base, at = self._own_base, self._at(self._own) + _ANSWERS_AT
         answers = self._memory[at : at + min(self._words[base + _ANSWERS_BYTES], MAX_BYTES)]
         return answers if _checksum(answers, self._number) == self._words[base + _ANSWERS_CHECKSUM] else None
 
@@ -203,10 +212,13 @@ class CommitSlots:
             return True
         if not self._is_whole():
             return False
+        reply = self._own_reply()
         self._written = self._number << _FLAG_BITS
-        self._words[self._base(self._own) + _REQUEST] = self._written
-        futex.wake(self._address(self._own))  # the barrier
-        return self.reply in (Reply.NONE, Reply.DECLINED)
+        self._words[self._own_base + _REQUEST] = self._written
+        if reply in (Reply.NONE, Reply.TAKEN):
+            futex.wake(self._address(self._own))  # the barrier
+            reply = self._own_reply()
+        return reply in (Reply.NONE, Reply.DECLINED)
 
     def resolve(self, last_commit: int) -> None:
         """Under the gate: decide what became of the own request, which a leader had taken that is gone."""
@@ -246,12 +258,23 @@ class CommitSlots:
             for taken in all_taken:
                 self._settle(taken.slot, reply)
 
-    def wake(self) -> None:
-        """After releasing the gate: wake the owners of settled requests, and one that waits to lead."""
+    def waiting(self) -> list[int]:
+        """Under the gate: return the sizes of the requests that wait for a leader. 0: its owner must lead."""
+        return [
+            self._words[base + _REQUEST_BYTES] for _, base, request in self._posted() if self._is_waiting(base, request)
+        ]
+
+    def wake_settled(self) -> int:
+        """Wake the owners of settled requests; return how many."""
         settled, self._settled = self._settled, []
         if settled and self._is_whole():
             for slot in settled:
                 self._wake(slot)
+        return len(settled)
+
+    def wake(self) -> None:
+        """After releasing the gate: wake the owners of settled requests, and one that waits to lead."""
+        self.wake_settled()
         for slot, base, request in self._posted():
             if self._is_waiting(base, request):
                 return self._wake(slot)
@@ -349,6 +372,7 @@ class CommitSlots:
         base = self._base(slot)
         self._words[base + _REQUEST] = self._words[base + _REPLY] = 0
         self._number = self._written = 0
+        self._own_base = base
         self._own = slot
 
     def _is_of_this_file(self, base: int) -> bool:

@@ -88,6 +88,18 @@ class Step(Generic[C]):
         self._woken.put(None)
 
 
+class _Place(Step[C]):
+    """Is first in the queue in place of a step, so that no step leads."""
+
+    is_done = is_given_up = False
+
+    def __init__(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+
 class StepBatch(Generic[C]):
     """The steps of one commit. Further steps may join until the commit.
 
@@ -105,6 +117,11 @@ class StepBatch(Generic[C]):
     def open_steps(self) -> list[Step[C]]:
         """The steps that are not settled."""
         return [step for step in self.steps if not step.is_settled]
+
+    @property
+    def is_for_one_thread(self) -> bool:
+        """Whether no other thread waits for this commit or the next."""
+        return len(self.steps) == 1 and not self._admit(1)
 
     def admit_while(self, fits: Callable[[Step[C]], bool]) -> None:
         """Admit steps that have arrived since, up to the first that does not fit; none if the first step does not."""
@@ -164,6 +181,27 @@ class GroupCommit(Generic[C]):
                     self._leave(step, batch)
                     raise
         return cast(R, step.outcome())
+
+    def try_without(self, attempt: Callable[[], R | None]) -> R | None:
+        """Return the result of ``attempt``, which needs no commit; None if it has none, or while steps are pending.
+
+        Steps that arrive meanwhile wait until it has ended.
+        """
+        if self._queue:
+            return None
+        place = _Place[C]()
+        try:
+            with self._lock:
+                if self._queue or self._is_closed:
+                    return None
+                self._queue.append(place)
+            return attempt()
+        finally:
+            try:
+                self._leave(place, None)
+            except BaseException:
+                self._leave(place, None)
+                raise
 
     def close(self) -> None:
         """Refuse further steps, and return when all accepted steps are settled."""

@@ -19,7 +19,7 @@ MAX_BYTES: Final = 2048
 #: Each answer takes less than 32 bytes if the append was written, so the answers always have room.
 MAX_APPENDS: Final = 64
 
-_Result = AppendResult | tuple[Appended, ...] | Mapping[str, Conflict]
+Result = AppendResult | tuple[Appended, ...] | Mapping[str, Conflict]
 
 
 class Request(NamedTuple):
@@ -39,7 +39,7 @@ class Request(NamedTuple):
         # Appends without data are mostly lease renewals, which no process waits for.
         return any(each.data for each in self.appends)
 
-    def run(self, connection: sqlite3.Connection) -> _Result:
+    def run(self, connection: sqlite3.Connection) -> Result:
         if self.is_together:
             return sqlite_steps.append_together(connection, self.appends)
         return sqlite_steps.append(connection, self.appends[0])
@@ -126,12 +126,12 @@ def _encode_result(result: object) -> list[Any]:
     raise AssertionError(result)
 
 
-def decode_answers(data: bytes) -> list[_Result | None]:
+def decode_answers(data: bytes) -> list[Result | None]:
     """Return the results; None for a request that must be run again."""
     return [None if each is None else _decode_result(*each) for each in msgpack.unpackb(data)]
 
 
-def _decode_result(kind: int, *fields: Any) -> _Result:
+def _decode_result(kind: int, *fields: Any) -> Result:
     if kind == _APPENDED:
         return Appended(*fields)
     if kind == _CONFLICT:

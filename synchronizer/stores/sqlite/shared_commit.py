@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from synchronizer.clock import SystemClock
@@ -14,12 +15,18 @@ from . import rows as sqlite_rows
 from .commit_slots import MAX_BYTES, CommitSlots, Reply, Taken, commit_after
 from .file_lock import Gate
 from .group_commit import Step, StepBatch
-from .requests import Request
+from .requests import Request, Result
 
 #: After this time the holder of the gate is stopped, or takes no requests: it may be of an older release.
 _PATIENCE_SECONDS: Final = 0.25
 #: So often this process then waits for the gate itself.
 _WAITS_WITHOUT_REQUEST: Final = 50
+
+#: A leader goes on for this time while so many other processes append. Its own caller waits meanwhile.
+_SLICE_SECONDS: Final = 0.004
+_SEVERAL: Final = 5
+#: How long it waits for the next request. It takes less time than another process takes to wake up and lead.
+_LINGER_SECONDS: Final = 0.0002
 
 # These waits are for other processes, which a test's clock cannot move.
 _monotonic: Final = SystemClock().monotonic
@@ -47,6 +54,8 @@ class SharedCommit:
         self._timeout = timeout
         self._taken: list[Taken] = []
         self._waits_without_request = 0
+        #: Whether another process has committed the last steps of this one. It probably commits the next as well.
+        self.is_answered = False
 
     def close(self) -> None:
         self._slots.close()
@@ -62,9 +71,10 @@ class SharedCommit:
             StoreUnavailableError: The gate did not become free in time. No step is written.
             OutcomeUnknownError: The other process failed or stopped during its commit.
         """
+        self.is_answered = False
         self._waits_without_request -= 1
         # A request of an earlier wait is still taken if that wait was interrupted.
-        if self._waits_without_request > 0 or not self._slots.has_slot or self._slots.reply is Reply.TAKEN:
+        if self._waits_without_request > 0 or not self._slots.can_post:
             self._gate.acquire(self._timeout)
             self._slots.claim(self._last_commit)
             return False
@@ -83,15 +93,48 @@ class SharedCommit:
             self._gate.acquire(self._timeout)
         if reply in (Reply.NONE, Reply.DECLINED):
             return False
+        for step, result in zip(steps, self._results(reply), strict=True):
+            if result is not None:
+                step.settle_with(result)
+        return True
+
+    def hand_over(self, request: Request) -> Result | None:
+        """Return the result of a request that another process has committed; None if this process must run it.
+
+        The same as `is_answered_by_another` for one step, in half of the processor time.
+
+        Raises:
+            OutcomeUnknownError: The other process failed or stopped during its commit.
+        """
+        self.is_answered = False
+        encoded = sqlite_requests.encode(request)
+        if self._waits_without_request > 0 or not self._slots.can_post or len(encoded) > MAX_BYTES:
+            return None
+        try:
+            self._slots.post(encoded)
+            reply = self._wait()
+        finally:
+            try:
+                self._give_up()
+            except BaseException:  # interrupted
+                self._give_up()
+                raise
+        return None if reply in (Reply.NONE, Reply.DECLINED) else self._results(reply)[0]
+
+    def _give_up(self) -> None:
+        """Withdraw the request, before another process may get the gate and take it; then release the gate."""
+        self._slots.withdraw()
+        self._gate.release()
+
+    def _results(self, reply: Reply) -> list[Result | None]:
+        """Return the results of the posted steps; None for one that this process must run."""
         answers = self._slots.answers() if reply in (Reply.COMMITTED, Reply.RECOVERED) else None
         if answers is None:
             raise OutcomeUnknownError("the commit of another process failed and may be stored; repeat the call")
         if reply is Reply.RECOVERED:
             self._announce()
-        for step, result in zip(steps, sqlite_requests.decode_answers(answers), strict=True):
-            if result is not None:
-                step.settle_with(result)
-        return True
+        self.is_answered = True
+        return sqlite_requests.decode_answers(answers)
 
     def _withdraw(self, batch: StepBatch[sqlite3.Connection]) -> None:
         if self._slots.withdraw():
@@ -108,6 +151,7 @@ class SharedCommit:
                 reply = self._reply_under_the_gate()
                 if reply is not Reply.NONE:
                     self._gate.release()
+                    self._slots.wake()
                 return reply
             waited = _monotonic() - began
             if waited > min(_PATIENCE_SECONDS, self._timeout) and slots.withdraw():
@@ -162,6 +206,23 @@ class SharedCommit:
         if requests:
             sqlite_rows.set_last_shared_commit(connection, commit)
         return requests
+
+    def further_commits(self) -> Iterator[None]:
+        """Yield when there are further requests, as long as several processes append, for a time slice."""
+        end = _monotonic() + _SLICE_SECONDS
+        while True:
+            answered = self._slots.wake_settled()
+            if answered + len(self._slots.waiting()) < _SEVERAL or not self._gets_requests(end):
+                return
+            self.begin()
+            yield
+
+    def _gets_requests(self, end: float) -> bool:
+        """Wait a moment for requests; return False if there are none, or a process must have the gate itself."""
+        end = min(end, _monotonic() + _LINGER_SECONDS)
+        while not (waiting := self._slots.waiting()) and _monotonic() < end:
+            os.sched_yield()
+        return _monotonic() < end and all(waiting)
 
     def settle(self, reply: Reply) -> None:
         """Write for the waiting processes what became of their requests."""

@@ -379,6 +379,8 @@ class SqliteStore(SegmentStore):
     def _write_request(self, request: Request, *, essential: bool = False, alone: bool = False) -> Any:
         weight = request.weight
         is_small = weight <= sqlite_requests.MAX_BYTES and len(request.appends) <= sqlite_requests.MAX_APPENDS
+        if is_small and self._others.is_answered and (answer := self._handed_over(request)) is not None:
+            return answer
         return self._write(
             request.run,
             weight=weight,
@@ -388,22 +390,54 @@ class SqliteStore(SegmentStore):
             request=request if is_small else None,
         )
 
+    def _handed_over(self, request: Request) -> Any:
+        """Return the result of a request that another process has committed; None if this process must commit it."""
+        self._check_open()
+        try:
+            result = self._commits.try_without(lambda: self._others.hand_over(request))
+        except OutcomeUnknownError:
+            self._check_committed()  # it knows more about the cause
+            raise
+        if result is not None:
+            self._check_committed()
+        return result
+
     def _execute(self, batch: StepBatch[sqlite3.Connection]) -> None:
         try:
             try:
-                if self._gate.try_to_acquire() or not self._is_committed_by_another(batch):
+                if leads := self._has_gate() or not self._is_committed_by_another(batch):
                     with forks_wait:
                         self._others.begin()
                         self._file.check_to_write()
                         self._reply(self._commit(batch))
+                        self._commit_for_others(batch)
                         self._log.checkpoint_if_due(self._writer)
             finally:
                 self._gate.release()
-            self._others.wake()
+            if leads:
+                self._others.wake()
         except (StoreUnavailableError, CorruptStoreError, OutcomeUnknownError) as error:
             # The others only mean that nothing was written from then on.
             for step in batch.steps if isinstance(error, OutcomeUnknownError) else batch.open_steps:
                 step.fail(type(error)(error.message, **error.facts))
+
+    def _has_gate(self) -> bool:
+        """Try to take the gate, unless another process will probably commit the steps."""
+        return not self._others.is_answered and self._gate.try_to_acquire()
+
+    def _commit_for_others(self, batch: StepBatch[sqlite3.Connection]) -> None:
+        """Commit again while several processes wait, but no other thread of this one: handing over costs more.
+
+        ``batch`` is committed.
+        """
+        for _ in self._others.further_commits():
+            if not batch.is_for_one_thread:
+                return
+            failure = self._try_to_commit(batch, [], self._writer, with_others=True)
+            is_last = failure is not None or not self._others.has_taken
+            self._reply(failure)
+            if is_last:
+                return
 
     def _is_committed_by_another(self, batch: StepBatch[sqlite3.Connection]) -> bool:
         """Wait for the gate; return True if another process has settled all steps, False with the gate held."""

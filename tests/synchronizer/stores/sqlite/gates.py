@@ -46,7 +46,7 @@ def is_posted(store: SqliteStore) -> bool:
 def give_slot(store: SqliteStore, gate: Gate, begin_append: Callable[[], Future[T]]) -> list[T]:
     """Make the store wait for the gate, after which it has a slot; return the results of its appends."""
     results: list[T] = []
-    while not store._slots.has_slot:  # an append that was about to try gets the gate without waiting
+    while not store._slots.can_post:  # an append that was about to try gets the gate without waiting
         with held(gate, PATIENCE_SECONDS):
             append = begin_append()
             until(lambda: is_locked(f"{store._path}.lock.next"))

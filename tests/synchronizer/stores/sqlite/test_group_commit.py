@@ -12,8 +12,9 @@ import pytest
 from synchronizer.errors import ClosedError, NotFoundError, OutcomeUnknownError, ReaderGroupError, StoreFullError
 from synchronizer.store import Appended, Conflict
 from synchronizer.stores.sqlite.file_lock import Gate
-from synchronizer.stores.sqlite.group_commit import GroupCommit, StepBatch
+from synchronizer.stores.sqlite.group_commit import GroupCommit, Step, StepBatch
 from synchronizer.stores.sqlite.store import SqliteStore
+from tests.interrupts import interrupts
 from tests.synchronizer.stores.sqlite.gates import held
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -166,6 +167,48 @@ def test_closing_lets_finish_what_was_begun_and_refuses_more(commits: Commits) -
     with pytest.raises(ClosedError):
         commits.add(3)
     assert commits.stored == [0, 1, 2]
+
+
+def test_steps_that_come_during_an_attempt_without_a_commit_are_committed_after_it(commits: Commits) -> None:
+    with ThreadPoolExecutor() as threads:
+        ends = threading.Event()
+        attempt = threads.submit(commits.group.try_without, lambda: ends.wait(LONG) and "done")
+        until(lambda: commits.group._queue)
+        queued = commits.queue_up(threads, range(2))
+        given_up = Step[list[object]](lambda stored: pytest.fail("its thread was interrupted"))
+        given_up.is_given_up = True
+        commits.group._queue.insert(1, given_up)
+        assert commits.group.try_without(lambda: pytest.fail("steps are pending")) is None
+        assert not any(future.done() for future in queued)
+        ends.set()
+        assert attempt.result(LONG) == "done"
+        assert [future.result(LONG) for future in queued] == [0, 10]
+    assert [count for _, count in commits.batches] == [2]
+    assert not commits.group._queue
+
+
+def test_closing_waits_for_an_attempt_without_a_commit_and_refuses_more(commits: Commits) -> None:
+    with ThreadPoolExecutor() as threads:
+        ends = threading.Event()
+        attempt = threads.submit(commits.group.try_without, lambda: ends.wait(LONG) and "done")
+        until(lambda: commits.group._queue)
+        closing = threads.submit(commits.group.close)
+        until(lambda: commits.group._closing)
+        assert not closing.done()
+        ends.set()
+        closing.result(LONG)
+        assert attempt.result(LONG) == "done"
+    assert commits.group.try_without(lambda: pytest.fail("it is closed")) is None
+
+
+def test_an_interrupted_attempt_without_a_commit_leaves_nobody_waiting(commits: Commits) -> None:
+    count = 0
+    with ThreadPoolExecutor() as threads:
+        for run in interrupts(lambda: commits.group.try_without(lambda: threading.get_ident())):
+            assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+            assert threads.submit(commits.add, 1).result(LONG) == 10, run.place
+            count += 1
+    assert count > 10
 
 
 def test_threads_of_a_store_need_fewer_commits_than_appends(tmp_path: Path) -> None:

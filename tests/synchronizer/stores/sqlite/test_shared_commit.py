@@ -31,7 +31,7 @@ from synchronizer.stores.sqlite.store import SqliteStore
 from tests.clean_processes import CLEAN
 from tests.waiting import PATIENCE_SECONDS, until
 
-from .gates import give_slot, is_locked, is_posted, patient_processes
+from .gates import give_slot, held, is_locked, is_posted, patient_processes
 
 pytestmark = pytest.mark.skipif(not CommitSlots.is_available(), reason="no shared commits on this system")
 
@@ -284,6 +284,24 @@ def test_a_process_that_has_got_the_gate_waits_for_no_other(line: Line, monkeypa
     third.close()
 
 
+def test_a_process_that_hands_over_and_gets_the_gate_withdraws_before_it_releases_it(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that comes between would commit the request a second time."""
+    owner, other = line.stores[:2]
+    release, came = owner._gate.release, []
+
+    def release_and_let_another_append() -> None:
+        release()
+        if not came:
+            came.append(other.append("s", b"."))
+
+    monkeypatch.setattr(owner._gate, "release", release_and_let_another_append)
+    owner._others.is_answered = True
+    assert owner.append("s", b"once") == Appended(1, 5)
+    assert owner.read("s", 0, 100) == b".once"
+
+
 def test_a_process_that_stopped_in_the_next_place_holds_up_a_write_once_for_a_moment(impatient_line: Line) -> None:
     with open(f"{impatient_line.path}.lock.next") as stopped:
         fcntl.flock(stopped, fcntl.LOCK_EX)
@@ -511,6 +529,147 @@ def test_an_interrupted_commit_is_never_reported_as_stored(line: Line, monkeypat
     assert not other.done()
     monkeypatch.undo()
     assert other.result(PATIENCE_SECONDS) == Appended(1, 2)
+
+
+def call_in_the_first_commit(
+    line: Line, leader: SqliteStore, monkeypatch: pytest.MonkeyPatch, calls: int, *, last: bytes = b"2"
+) -> list[Future[Any]]:
+    """Append with the other stores while the leader commits its own append; the leader's is the first returned."""
+    monkeypatch.setattr(shared_commit, "_SEVERAL", STORES - 1)
+    made: list[Future[Any]] = []
+    run = leader._others.run_requests
+
+    def run_before_they_call(connection: sqlite3.Connection) -> list[Request]:
+        requests = run(connection)
+        if len(made) == 1:
+            made.extend(line.call(store.append, "s", b"2") for store in line.stores[1:calls])
+            made.append(line.call(line.stores[calls].append, "s", last))
+            until(lambda: line.waiting(calls))
+        return requests
+
+    monkeypatch.setattr(leader._others, "run_requests", run_before_they_call)
+    with held(line.gate, PATIENCE_SECONDS):
+        made.append(line.call(leader.append, "s", b"1"))
+        until(line.waiting)
+    until(lambda: len(made) == 1 + calls)
+    return made
+
+
+def test_a_leader_commits_again_while_several_processes_wait(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_commit, "_SLICE_SECONDS", PATIENCE_SECONDS)
+    for store in line.stores[1:]:
+        monkeypatch.setattr(store, "_commit", lambda batch: pytest.fail("it commits itself"))
+    calls = call_in_the_first_commit(line, line.stores[0], monkeypatch, 3)
+    assert sorted(call.result(PATIENCE_SECONDS).offset for call in calls) == [0, 1, 2, 3]
+    assert line.stores[1].read("s", 0, 10) == b"1222"
+
+
+def test_a_leader_waits_a_moment_for_the_next_requests(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_commit, "_SEVERAL", STORES - 1)
+    monkeypatch.setattr(shared_commit, "_SLICE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(shared_commit, "_LINGER_SECONDS", PATIENCE_SECONDS)
+    leader, *others = line.stores
+    committed_by: list[SqliteStore] = []
+    for store in line.stores:
+
+        def commit(*args: Any, store: SqliteStore = store, commit: Any = store._try_to_commit, **named: Any) -> object:
+            committed_by.append(store)
+            return commit(*args, **named)
+
+        monkeypatch.setattr(store, "_try_to_commit", commit)
+    with held(line.gate, PATIENCE_SECONDS):
+        own = line.call(leader.append, "s", b"1")
+        until(line.waiting)
+        for store in others:  # the leader is to be the first through the gate
+            monkeypatch.setattr(store._gate, "try_to_acquire", lambda: False)
+        calls = [line.call(lambda store=store: [store.append("s", b"2") for _ in range(3)]) for store in others]
+        until(lambda: line.waiting(4))
+    assert all(isinstance(each, Appended) for call in calls for each in call.result(PATIENCE_SECONDS))
+    monkeypatch.setattr(others[0]._gate, "try_to_acquire", Gate.try_to_acquire.__get__(others[0]._gate))
+    last = line.call(others[0].append, "s", bytes(8000))
+    assert own.result(PATIENCE_SECONDS) == Appended(0, 1)
+    assert last.result(PATIENCE_SECONDS) == Appended(10, 8010)
+    assert {*committed_by[:-1]} == {leader} and committed_by[-1] is others[0]
+
+
+@pytest.mark.parametrize(
+    ("slice_seconds", "calls", "last"),
+    [(0.0, 3, b"2"), (PATIENCE_SECONDS, 1, b"2"), (PATIENCE_SECONDS, 3, bytes(8000))],
+    ids=["after its time slice", "for one process", "while one must have the gate itself"],
+)
+def test_a_leader_does_not_commit_again(
+    slice_seconds: float, calls: int, last: bytes, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_commit, "_SLICE_SECONDS", slice_seconds)
+    leader, commits = line.stores[0], []
+    try_to_commit = leader._try_to_commit
+    monkeypatch.setattr(leader, "_try_to_commit", lambda *a, **named: commits.append(1) or try_to_commit(*a, **named))
+    made = call_in_the_first_commit(line, leader, monkeypatch, calls, last=last)
+    assert len({call.result(PATIENCE_SECONDS).offset for call in made}) == 1 + calls
+    assert len(commits) == 1
+
+
+def test_a_leader_does_not_go_on_for_requests_that_cannot_be_taken(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_commit, "_SLICE_SECONDS", PATIENCE_SECONDS)
+    leader = line.stores[0]
+    monkeypatch.setattr(leader._slots, "_can_be_taken", lambda *_: False)
+    calls = call_in_the_first_commit(line, leader, monkeypatch, 3)
+    assert sorted(call.result(PATIENCE_SECONDS).offset for call in calls) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("arriving", [0, 1])
+def test_a_leader_does_not_let_other_threads_wait(arriving: int, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, commits = line.stores[0], []
+    queue: list[Step[sqlite3.Connection]] = [Step(lambda connection: None)]
+    try_to_commit = leader._try_to_commit
+
+    def commit(*args: Any, **named: Any) -> object:
+        failure = try_to_commit(*args, **named)
+        commits.append(failure)
+        queue.extend(Step(lambda connection: None) for _ in range(arriving))
+        return failure
+
+    monkeypatch.setattr(leader, "_try_to_commit", commit)
+    monkeypatch.setattr(leader._others, "further_commits", lambda: iter([None]))
+    leader._execute(StepBatch(queue[0], lambda place: queue[place:]))
+    assert commits == [None] * (2 - arriving)
+
+
+def test_if_a_further_commit_fails_the_processes_commit_themselves(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_commit, "_SLICE_SECONDS", PATIENCE_SECONDS)
+    leader, taken = line.stores[0], []
+    set_last = sqlite_rows.set_last_shared_commit
+
+    def fail_once(connection: sqlite3.Connection, commit: int) -> None:
+        set_last(connection, commit)
+        taken.append(commit)
+        if len(taken) == 1:
+            raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(sqlite_rows, "set_last_shared_commit", fail_once)
+    calls = call_in_the_first_commit(line, leader, monkeypatch, 3)
+    assert calls[0].result(PATIENCE_SECONDS) == Appended(0, 1)
+    assert sorted(call.result(PATIENCE_SECONDS).offset for call in calls[1:]) == [1, 2, 3]
+
+
+def test_an_interrupt_of_a_further_commit_leaves_each_append_one_outcome(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_commit, "_SLICE_SECONDS", PATIENCE_SECONDS)
+    leader, taken = line.stores[0], []
+    set_last = sqlite_rows.set_last_shared_commit
+
+    def interrupt_once(connection: sqlite3.Connection, commit: int) -> None:
+        set_last(connection, commit)
+        taken.append(commit)
+        if len(taken) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sqlite_rows, "set_last_shared_commit", interrupt_once)
+    calls = call_in_the_first_commit(line, leader, monkeypatch, 3)
+    assert isinstance(calls[0].exception(PATIENCE_SECONDS), KeyboardInterrupt)
+    assert sorted(call.result(PATIENCE_SECONDS).offset for call in calls[1:]) == [1, 2, 3]
+    assert leader.append("s", b"3") == Appended(4, 5)
 
 
 def test_an_append_that_was_offered_together_with_an_unflushed_one_is_flushed(

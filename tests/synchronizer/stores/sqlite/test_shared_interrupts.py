@@ -125,8 +125,11 @@ class Helper:
 
 
 @FEW_OR_MORE
+@pytest.mark.parametrize("was_answered", [False, True], ids=["", "again"])
 @pytest.mark.parametrize("together", [False, True], ids=["append", "append_together"])
-def test_an_interrupted_append_that_another_process_commits(together: bool, sparsely: int, line: Line) -> None:
+def test_an_interrupted_append_that_another_process_commits(
+    together: bool, was_answered: bool, sparsely: int, line: Line
+) -> None:
     def lead(is_over: threading.Event) -> None:
         until(lambda: is_posted(line.one) or is_over.is_set())
         line.append(line.other)
@@ -135,6 +138,7 @@ def test_an_interrupted_append_that_another_process_commits(together: bool, spar
 
     def before() -> None:
         helper.end()
+        line.one._others.is_answered = was_answered
         line.other._gate.acquire(PATIENCE_SECONDS)
         helper.begin()
 
@@ -177,8 +181,9 @@ def test_an_interrupted_append_that_commits_for_other_processes(sparsely: int, l
 
 
 @FEW_OR_MORE
+@pytest.mark.parametrize("was_answered", [False, True], ids=["", "again"])
 def test_an_interrupted_append_that_was_handed_over_with_one_of_another_thread(
-    sparsely: int, line: Line, monkeypatch: pytest.MonkeyPatch
+    was_answered: bool, sparsely: int, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other thread learns what became of its append, or that nobody knows, and its append is not done twice."""
     try_to_acquire, has_come = line.one._gate.try_to_acquire, threading.Lock()
@@ -204,6 +209,7 @@ def test_an_interrupted_append_that_was_handed_over_with_one_of_another_thread(
 
     def before() -> None:
         helper.end()
+        line.one._others.is_answered = was_answered
         line.other._gate.acquire(PATIENCE_SECONDS)
         has_come.acquire()
         helper.begin()
