@@ -547,6 +547,7 @@ class TestFollowing:
         next(watching)
         with threads(1) as pool:
             following = pool.submit(next, watching)
+            until(lambda: store.operations[-1].verb == "wait")  # a read that has begun could still see the change
             store.unavailable = True
             before = len(store.operations)
             other.update_state_unconditionally(Add())

@@ -215,7 +215,7 @@ class CommitSlots:
         reply = self._own_reply()
         self._written = self._number << _FLAG_BITS
         self._words[self._own_base + _REQUEST] = self._written
-        if reply in (Reply.NONE, Reply.TAKEN):
+        if reply not in (Reply.COMMITTED, Reply.DECLINED, Reply.RECOVERED):
             futex.wake(self._address(self._own))  # the barrier
             reply = self._own_reply()
         return reply in (Reply.NONE, Reply.DECLINED)

@@ -112,19 +112,17 @@ class SharedCommit:
             return None
         try:
             self._slots.post(encoded)
-            reply = self._wait()
+            reply = self._wait(is_patient=False)
         finally:
             try:
-                self._give_up()
-            except BaseException:  # interrupted
-                self._give_up()
-                raise
+                try:
+                    self._slots.withdraw()
+                except BaseException:  # interrupted
+                    self._slots.withdraw()
+                    raise
+            finally:
+                self._gate.release()  # after that, another process could take the request
         return None if reply in (Reply.NONE, Reply.DECLINED) else self._results(reply)[0]
-
-    def _give_up(self) -> None:
-        """Withdraw the request, before another process may get the gate and take it; then release the gate."""
-        self._slots.withdraw()
-        self._gate.release()
 
     def _results(self, reply: Reply) -> list[Result | None]:
         """Return the results of the posted steps; None for one that this process must run."""
@@ -133,15 +131,20 @@ class SharedCommit:
             raise OutcomeUnknownError("the commit of another process failed and may be stored; repeat the call")
         if reply is Reply.RECOVERED:
             self._announce()
-        self.is_answered = True
-        return sqlite_requests.decode_answers(answers)
+        results = sqlite_requests.decode_answers(answers)
+        self.is_answered = all(each is not None for each in results)
+        return results
 
     def _withdraw(self, batch: StepBatch[sqlite3.Connection]) -> None:
         if self._slots.withdraw():
             batch.may_be_stored = False
 
-    def _wait(self) -> Reply:
-        """Return the reply to the request; NONE if this process holds the gate and must run the request."""
+    def _wait(self, *, is_patient: bool = True) -> Reply:
+        """Return the reply to the request; NONE if this process holds the gate and must run the request.
+
+        If no leader takes the request for a while, it is withdrawn. Then wait for the gate, or without ``is_patient``
+        return NONE without it.
+        """
         slots, began = self._slots, _monotonic()
         while True:
             wake_ups, reply = slots.look()
@@ -156,6 +159,8 @@ class SharedCommit:
             waited = _monotonic() - began
             if waited > min(_PATIENCE_SECONDS, self._timeout) and slots.withdraw():
                 self._waits_without_request = _WAITS_WITHOUT_REQUEST
+                if not is_patient:
+                    return Reply.NONE
                 self._gate.acquire(max(0.0, self._timeout - waited), has_waited=True)
                 return Reply.NONE
             if waited > self._timeout:

@@ -409,8 +409,10 @@ class SqliteStore(SegmentStore):
                     with forks_wait:
                         self._others.begin()
                         self._file.check_to_write()
-                        self._reply(self._commit(batch))
-                        self._commit_for_others(batch)
+                        failure = self._commit(batch)
+                        self._reply(failure)
+                        if failure is None and batch.is_for_one_thread:
+                            self._commit_for_others(batch)
                         self._log.checkpoint_if_due(self._writer)
             finally:
                 self._gate.release()
@@ -435,7 +437,10 @@ class SqliteStore(SegmentStore):
                 return
             failure = self._try_to_commit(batch, [], self._writer, with_others=True)
             is_last = failure is not None or not self._others.has_taken
-            self._reply(failure)
+            try:
+                self._reply(failure)
+            except OutcomeUnknownError:  # for the others only: ``batch`` was stored
+                return
             if is_last:
                 return
 

@@ -302,6 +302,55 @@ def test_a_process_that_hands_over_and_gets_the_gate_withdraws_before_it_release
     assert owner.read("s", 0, 100) == b".once"
 
 
+def test_a_process_that_hands_over_releases_the_gate_however_often_it_is_interrupted(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, other = line.stores[:2]
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    owner._others.is_answered = True
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner._slots, "withdraw", interrupted)
+        owner.append("s", b"1")
+    assert not is_locked(f"{line.path}.lock")
+    assert isinstance(other.append("s", b"2"), Appended)
+
+
+def test_an_append_that_is_refused_is_handed_over_once(line: Line) -> None:
+    owner, leader = line.stores[:2]
+    owner._others.is_answered = True
+    with held(line.gate, PATIENCE_SECONDS):
+        refused = line.call(owner.append, "nowhere", b"1")
+        until(line.waiting)
+        lead = line.call(leader.append, "s", b"1")
+        until(lambda: line.waiting(2))
+    with pytest.raises(NotFoundError):
+        refused.result(PATIENCE_SECONDS)
+    assert lead.result(PATIENCE_SECONDS) == Appended(0, 1)
+    assert not owner._others.is_answered
+
+
+def test_a_process_that_hands_over_waits_for_a_stopped_one_in_the_usual_way(
+    impatient_line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = impatient_line.stores[0]
+    owner._others.is_answered = True
+    waits = []
+    acquire = owner._gate.acquire
+
+    def count(*args: Any, **named: Any) -> None:
+        waits.append(args)
+        acquire(*args, **named)
+
+    monkeypatch.setattr(owner._gate, "acquire", count)
+    with held(impatient_line.gate, PATIENCE_SECONDS), pytest.raises(StoreUnavailableError, match="does not release it"):
+        owner.append("s", b"1")
+    assert len(waits) == 1
+    assert owner.append("s", b"2") == Appended(0, 1)
+
+
 def test_a_process_that_stopped_in_the_next_place_holds_up_a_write_once_for_a_moment(impatient_line: Line) -> None:
     with open(f"{impatient_line.path}.lock.next") as stopped:
         fcntl.flock(stopped, fcntl.LOCK_EX)
@@ -650,6 +699,23 @@ def test_if_a_further_commit_fails_the_processes_commit_themselves(line: Line, m
     calls = call_in_the_first_commit(line, leader, monkeypatch, 3)
     assert calls[0].result(PATIENCE_SECONDS) == Appended(0, 1)
     assert sorted(call.result(PATIENCE_SECONDS).offset for call in calls[1:]) == [1, 2, 3]
+
+
+def test_a_further_commit_whose_outcome_is_unknown_leaves_the_first_one_stored(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_commit, "_SLICE_SECONDS", PATIENCE_SECONDS)
+    leader, replies = line.stores[0], []
+
+    def check_once() -> None:
+        replies.append(1)
+        if len(replies) > 1:
+            raise OutcomeUnknownError("the write may be lost")
+
+    monkeypatch.setattr(leader, "_check_committed", check_once)
+    own, *others = call_in_the_first_commit(line, leader, monkeypatch, 3)
+    assert own.result(PATIENCE_SECONDS) == Appended(0, 1)
+    assert all(isinstance(call.result(PATIENCE_SECONDS), UnknownOutcome) for call in others)
 
 
 def test_an_interrupt_of_a_further_commit_leaves_each_append_one_outcome(
