@@ -10,32 +10,34 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
-from pydantic import BaseModel
-
-import synchronizer as sync  # each recipe loads its module when it is first used
-from synchronizer import Clock, InvalidArgumentError, SegmentStore, State, StateSynchronizer, Update, open_store
+import synchronizer as sync  # shared states and recipes load their modules when they are first used
+from synchronizer import Clock, InvalidArgumentError, SegmentStore, open_store
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system, is_manual
+from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.recipes.queue.limits import MAX_OUTSTANDING_BYTES
-from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import Stepped, step_each
 
-from .batch.client import BatchClient
 from .closable import Closable
-from .group.manager import ReaderGroupManager
-from .streams.event_time.noting import EVENT_TIME_TIMEOUT_SECONDS, EventTimeOf
-from .streams.maintenance import maintain_in_background
-from .streams.manager import StreamManager
-from .streams.serializers import Serializer, serializer_or_bytes
-from .streams.writing.writer import EventWriter
+from .streams.event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # each part of a client loads what it is made of
+    from pydantic import BaseModel
+
+    from synchronizer import State, StateSynchronizer, Update
+
+    from .batch.client import BatchClient
     from .dead_letters.letters import DeadLetters
+    from .group.manager import ReaderGroupManager
+    from .streams.event_time.noting import EventTimeOf
+    from .streams.manager import StreamManager
+    from .streams.serializers import Serializer
+    from .streams.writing.writer import EventWriter
     from .telemetry.snapshot import Telemetry
 
-M = TypeVar("M", bound=BaseModel)
-S = TypeVar("S", bound=State)
+M = TypeVar("M", bound="BaseModel")
+S = TypeVar("S", bound="State")
 T = TypeVar("T")
 
 
@@ -150,6 +152,9 @@ class Client:
     def batch(self) -> BatchClient:
         """Reads streams in bulk, without a reader group."""
         if "batch" not in self._parts:
+            with loading():
+                from .batch.client import BatchClient
+
             self._parts.setdefault("batch", BatchClient(self.streams))
         found: BatchClient = self._parts["batch"]
         return found
@@ -162,6 +167,10 @@ class Client:
         return snapshot(self.streams.counters)
 
     def _new_streams(self) -> StreamManager:
+        with loading():
+            from .streams.maintenance import maintain_in_background
+            from .streams.manager import StreamManager
+
         streams = StreamManager(
             self.store, clock=self.clock, timeout=self.timeout, state_limit_bytes=self.state_limit_bytes
         )
@@ -172,6 +181,9 @@ class Client:
         return streams
 
     def _new_groups(self) -> ReaderGroupManager:
+        with loading():
+            from .group.manager import ReaderGroupManager
+
         return ReaderGroupManager(self)
 
     def _part(self, name: str, new: Callable[[], C]) -> C:
@@ -235,6 +247,10 @@ class Client:
             NotFoundError: The stream does not exist.
             SealedError: The stream is sealed and takes no events.
         """
+        with loading():
+            from .streams.serializers import serializer_or_bytes
+            from .streams.writing.writer import EventWriter
+
         options: dict[str, Any] = {
             "serializer": serializer_or_bytes(serializer),
             "event_time_timeout_seconds": event_time_timeout_seconds,
@@ -270,7 +286,7 @@ class Client:
         def statuses(initial: LetterStatuses | None) -> StateSynchronizer[LetterStatuses]:
             name, options = f"dead-letter-status/{stream}", self._state_options
             return self._keep(
-                StateSynchronizer(
+                sync.StateSynchronizer(
                     self.store, name, initial=initial, state_type=LetterStatuses, updates=LETTER_UPDATES, **options
                 )
             )
@@ -290,7 +306,7 @@ class Client:
         """
         check_type(name, str, "name")
         return self._keep(
-            StateSynchronizer(self.store, f"state/{name}", initial=initial, updates=updates, **self._state_options)
+            sync.StateSynchronizer(self.store, f"state/{name}", initial=initial, updates=updates, **self._state_options)
         )
 
     def shared_map(self, name: str, value_type: type[T] | UnionType) -> sync.SharedMap[T]:

@@ -16,6 +16,7 @@ from .arguments import check_class, check_count, check_duration, check_type
 from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
+from .limits import DEFAULT_STATE_LIMIT_BYTES
 from .log.beginning import begins_in_one_step, first_entry
 from .log.compaction import COMPACTION_BYTES, Compactor
 from .log.deciding import NO_ATTRIBUTES, Decision
@@ -31,7 +32,6 @@ R = TypeVar("R")
 
 NAME_PATTERN: Final = r"[A-Za-z0-9._/-]{0,599}[A-Za-z0-9._-]"
 NAME_RULE: Final = "a name must have 1 to 600 characters: letters, digits and . _ - /; the last one must not be /"
-DEFAULT_STATE_LIMIT_BYTES: Final = 1024 * 1024
 
 
 class Proposal(NamedTuple, Generic[S, R]):

@@ -7,19 +7,23 @@ it checks what it is given.
 
 from __future__ import annotations
 
+import ast
 import collections.abc
 import inspect
 import math
 import re
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSet
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from functools import cache
 from types import ModuleType, UnionType
 from typing import (
     Annotated,
     Any,
+    ForwardRef,
     Literal,
     NamedTuple,
     NewType,
@@ -39,7 +43,6 @@ import notifications
 import readergroup as rg
 import synchronizer
 from readergroup.group.manager import ReaderGroupManager
-from readergroup.sinks import SqlSink
 from readergroup.streams.manager import StreamManager
 from synchronizer import ANY, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
@@ -296,8 +299,22 @@ def hint_of(call: Any, parameter: inspect.Parameter) -> Any:
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
     function = inspect.unwrap(call.__init__ if inspect.isclass(call) else call)
-    names = {**exported(rg), "StreamManager": StreamManager, "SqlSink": SqlSink, **function.__globals__}
-    return eval(parameter.annotation, names)
+    return eval(parameter.annotation, names_in(function.__module__))
+
+
+@cache
+def names_in(module: str) -> dict[str, Any]:
+    """The names of the module, with those that it imports for type checkers only."""
+    found = vars(sys.modules[module]).copy()
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            exec("\n".join(map(ast.unparse, node.body)), found)
+    return found
+
+
+def bound_of(variable: TypeVar) -> Any:
+    bound = variable.__bound__
+    return eval(bound.__forward_arg__, names_in(variable.__module__)) if isinstance(bound, ForwardRef) else bound
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -307,7 +324,7 @@ def fits(value: object, hint: Any) -> bool:
     if kind in (inspect.Parameter.empty, Any, object, bool):
         return True
     if isinstance(kind, TypeVar):
-        return kind.__bound__ is None or fits(value, kind.__bound__)
+        return kind.__bound__ is None or fits(value, bound_of(kind))
     if isinstance(kind, NewType):
         return fits(value, kind.__supertype__)
     if kind is Union or (kind is UnionType and arguments):
@@ -319,7 +336,7 @@ def fits(value: object, hint: Any) -> bool:
     if kind is Literal:
         return any(value is each for each in arguments)
     if kind is type:
-        bound = arguments[0].__bound__ if arguments and isinstance(arguments[0], TypeVar) else get_origin(arguments[0])
+        bound = bound_of(arguments[0]) if arguments and isinstance(arguments[0], TypeVar) else get_origin(arguments[0])
         return isinstance(value, type) and issubclass(value, bound or object)
     if kind is collections.abc.Callable:
         return callable(value)

@@ -78,6 +78,7 @@ def test_each_notifier_has_what_the_checklist_says() -> None:
     with rg.connect("memory://") as client:
         client.streams.create("shop/orders")
         group = client.groups.create("billing", streams=["shop/orders"])
+        assert group.segment_notifier in group._notifiers
         assert {type(each) for each in group._notifiers} == set(_own(notifiers, PollingNotifier))
     tests = " ".join(path.read_text() for path in (ROOT / "tests/readergroup/group").glob("*.py"))
     for notification in _own(notifiers, Notification):

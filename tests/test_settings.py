@@ -15,8 +15,8 @@ from readergroup.streams.data.block import MAX_EVENT_BYTES
 from readergroup.streams.data.write_batch import MAX_KEY_LENGTH, MAX_UNSTORED_BYTES
 from readergroup.streams.transactions.transaction import STAGING_RETENTION_SECONDS
 from synchronizer import MAX_APPEND_BYTES
+from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.recipes.queue.dead_letters import ENVELOPE_BYTES
-from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 from synchronizer.stores.sqlite.extents import MAX_SEGMENT_BYTES
 from synchronizer.stores.sqlite.rows import MAX_SEGMENTS as MAX_SEGMENTS_OF_A_FILE

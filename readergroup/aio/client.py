@@ -22,7 +22,8 @@ from synchronizer.threads.background import starting
 from ..client import DEFAULT_TIMEOUT_SECONDS
 from ..client import Client as SyncClient
 from ..client import connect as connect_sync
-from ..streams.event_time.noting import EVENT_TIME_TIMEOUT_SECONDS, EventTimeOf
+from ..streams.event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
+from ..streams.event_time.noting import EventTimeOf
 from ..streams.serializers import Serializer, serializer_or_bytes
 from .calls import Calls
 from .coordination import Barrier, HeldLock, LeaderElection, Membership, TaskLock

@@ -49,7 +49,7 @@ def list_groups(context: typer.Context, as_json: AsJson = False) -> None:
 @commands.command()
 def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     """Show a group: its config, its readers, and the owner and position of each segment."""
-    from ..group.words import condition
+    from ..group.conditions import condition
     from ..retries.waiting import summary
 
     with session(context).connect() as client:
@@ -251,7 +251,7 @@ def _summary(name: str, state: rg.ReaderGroupState) -> dict[str, object]:
 
 
 def _describe(segment: rg.SegmentId, found: SegmentState) -> dict[str, object]:
-    from ..group.words import condition
+    from ..group.conditions import condition
 
     return {
         "owner": found.owner,

@@ -14,8 +14,8 @@ from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from ..streams.config import stream_of
 from ..streams.state import StreamState
-from .lag import positions
 from .model.config import ReaderGroupConfig
+from .model.positions import positions
 from .model.state import ReaderGroupState
 from .model.updates import ConfigureGroup, ConfigureStreams, RecordWeights, StreamStart
 from .starting import configured_start, stream_start

@@ -11,13 +11,11 @@ from typing import Final, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
-from synchronizer.liveness.lease import lease_value
 
 from ..html import html_table
 from ..streams.config import SegmentId, data_segment, stream_of
 from ..streams.data.block import Block
 from ..streams.data.segment_reader import SegmentReader
-from .model.positions import current_offsets
 from .model.state import ReaderGroupState
 
 #: How much of a segment is read to estimate the age and size of its next events.
@@ -109,14 +107,6 @@ class Movement:
                 for segment, each in lag.segments.items()
             }
         )
-
-
-def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[SegmentId, int]:
-    """Return the group's offset in each of its segments: the last commit, else where the assignment began."""
-    offsets = {segment: found.offset for segment, found in state.segments.items()}
-    for reader, found in state.readers.items():
-        offsets.update(current_offsets(state, reader, lease_value(found, leases)))
-    return offsets
 
 
 class StoredSegment(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from synchronizer import NotFoundError
 
 from ..streams.config import SegmentId, data_segment, stream_of
-from .lag import positions
+from .model.positions import positions
 from .model.state import ReaderGroupState
 from .updater import GroupUpdater
 

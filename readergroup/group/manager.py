@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from synchronizer import ANY, AttributeChange, ClosedError, Deadline, NotFoundError, StateSynchronizer
 from synchronizer.arguments import check_type
@@ -21,20 +21,20 @@ from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
 from ..errors import ReaderGroupExistsError
-from ..record.deletion import delete_record
-from ..record.entries import LIFE
-from ..scaling.autoscale import ROLE, forget_history
+from ..record.naming import LIFE
 from ..streams.config import StreamCut, check_name
 from ..streams.open_names import DeletedNames, OpenNames
 from ..streams.retention.applying import Consumed, Subscribers
-from .lag import positions
 from .model.config import ReaderGroupConfig
+from .model.positions import positions
 from .model.state import ReaderGroupState
 from .model.updates import UPDATES
-from .reader_group import GroupClient, ReaderGroup
 from .retention import consumed_by, note_skipped
 from .starting import initial_state
 from .updater import GroupUpdater
+
+if TYPE_CHECKING:  # a list of groups needs their states only
+    from .reader_group import GroupClient, ReaderGroup
 
 _LOG_PREFIX: Final = "group/"
 
@@ -161,7 +161,10 @@ class ReaderGroupManager:
         """
         group = self.get(name)
         with loading():
+            from ..record.deletion import delete_record
             from ..retries.waiting import clear_waiting
+            from ..scaling.autoscale import ROLE, forget_history
+
         store, segment = self._client.store, group.synchronizer.segment
 
         def with_them() -> Mapping[str, AttributeChange]:
@@ -196,6 +199,9 @@ class ReaderGroupManager:
                 group.synchronizer.initialize(initial)
                 self._keep(name, group)
             return group
+        with loading():
+            from .reader_group import ReaderGroup
+
         try:
             synchronizer = StateSynchronizer(
                 self._client.store,

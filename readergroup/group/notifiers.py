@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Self
 
 from notifications import Change, Notification, PollingNotifier
 from synchronizer import NotFoundError
@@ -157,3 +158,24 @@ class RetentionNotifier(PollingNotifier[ReaderGroupState, RetentionNotification]
         heads = {stream: head for stream, head in (after.skipped or {}).items() if known.get(stream) != head}
         if heads:
             yield RetentionNotification(change=change, heads=heads)
+
+
+class StateNotifiers(NamedTuple):
+    """The notifiers of what a group's state shows."""
+
+    segments: SegmentNotifier
+    end_of_data: EndOfDataNotifier
+    readers: ReaderNotifier
+    checkpoints: CheckpointNotifier
+    retention: RetentionNotifier
+
+    @classmethod
+    def of(cls, updater: GroupUpdater, *, source: str) -> Self:
+        synchronizer = updater.synchronizer
+        return cls(
+            SegmentNotifier(updater, source=source),
+            EndOfDataNotifier(synchronizer, source=source),
+            ReaderNotifier(synchronizer, source=source),
+            CheckpointNotifier(synchronizer, source=source),
+            RetentionNotifier(synchronizer, source=source),
+        )

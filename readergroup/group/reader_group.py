@@ -13,7 +13,6 @@ from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict
 
-from notifications import PollingNotifier
 from synchronizer import (
     ClosedError,
     Deadline,
@@ -28,47 +27,58 @@ from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
 from ..record import defaults
-from ..scaling.handlers import (
-    HandleArrow,
-    HandleArrowWith,
-    HandleBatch,
-    HandleBatchWith,
-    HandleEvent,
-    HandleEventWith,
-    Order,
-)
 from ..scaling.scaled_group import PoolClient
 from ..streams.config import SegmentId, StreamCut, check_name
-from ..streams.event import Position
-from ..streams.serializers import Serializer, serializer_or_bytes
-from ..telemetry.counters import GroupCounters
+from ..streams.serializers import serializer_or_bytes
 from .checkpointing import take_checkpoint
 from .configuring import configure
 from .coordinator import ReaderCoordinator, follow_streams
-from .following import CheckpointCallback, Claims, SegmentCallback
-from .lag import STALLED_SECONDS, GroupLag, Movement, group_lag, positions
-from .lag_notifier import LagNotifier, LagThresholds
+from .lag import STALLED_SECONDS, GroupLag, Movement, group_lag
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, new_reader_id
+from .model.positions import positions
 from .model.state import ReaderGroupState
 from .model.updates import SetRetentionCuts
-from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, RetentionNotifier, SegmentNotifier
-from .reader import EventsInFlight, Reader
 from .starting import ResetTarget, reset
 from .updater import GroupUpdater
 
 if TYPE_CHECKING:  # each method loads what it starts
+    from notifications import PollingNotifier
+
     from ..record.record import NotificationRecord
     from ..record.recorder import NotificationRecording
     from ..scaling.autoscale import Autoscaling, Callback
+    from ..scaling.handlers import (
+        HandleArrow,
+        HandleArrowWith,
+        HandleBatch,
+        HandleBatchWith,
+        HandleEvent,
+        HandleEventWith,
+        Order,
+    )
     from ..scaling.policy import ReaderScalingPolicy, ScalingDecision
     from ..scaling.pool import ReaderPool
     from ..scaling.retry import RetryPolicy
     from ..scaling.scaler import Scaler
     from ..sinks.sql_sink import SqlSink
+    from ..streams.event import Position
+    from ..streams.serializers import Serializer
+    from ..telemetry.counters import GroupCounters
     from .concurrent_reader import ConcurrentReader
+    from .following import CheckpointCallback, Claims, SegmentCallback
+    from .lag_notifier import LagNotifier, LagThresholds
+    from .notifiers import (
+        CheckpointNotifier,
+        EndOfDataNotifier,
+        ReaderNotifier,
+        RetentionNotifier,
+        SegmentNotifier,
+        StateNotifiers,
+    )
+    from .reader import EventsInFlight, Reader
 
-R = TypeVar("R", bound=Reader[Any])
+R = TypeVar("R", bound="Reader[Any]")
 T = TypeVar("T")
 
 
@@ -115,11 +125,7 @@ class ReaderGroup:
         self._closed = False
         self._process_id = os.getpid()
         self._lock = threading.Lock()
-        self.segment_notifier = SegmentNotifier(self._updater, source=name)
-        self.end_of_data_notifier = EndOfDataNotifier(synchronizer, source=name)
-        self.reader_notifier = ReaderNotifier(synchronizer, source=name)
-        self.checkpoint_notifier = CheckpointNotifier(synchronizer, source=name)
-        self.retention_notifier = RetentionNotifier(synchronizer, source=name)
+        self._state_notifiers: StateNotifiers | None = None  # once one of them is used
         self._lag_notifiers: dict[LagThresholds, LagNotifier] = {}
         self._movement = Movement()
 
@@ -184,6 +190,9 @@ class ReaderGroup:
             ClosedError: The client is closed.
             InvalidArgumentError: An exclusive reader has the group.
         """
+        with loading():
+            from .reader import Reader
+
         return self.open_reader(
             Reader,
             reader_id,
@@ -230,6 +239,8 @@ class ReaderGroup:
         """Open the reader of a worker that handles many events at once. Pools use it."""
         with loading():
             from .concurrent_reader import ConcurrentReader
+            from .following import Claims
+            from .reader import EventsInFlight
 
         check_type(in_flight, EventsInFlight, "in_flight")
         check_type(claims, Claims, "claims", or_none=True)
@@ -438,6 +449,46 @@ class ReaderGroup:
 
     # ------------------------------------------------------------------ notifications
 
+    @property
+    def segment_notifier(self) -> SegmentNotifier:
+        """Notifies of changes of the group's segments."""
+        return self._notifiers_of_state().segments
+
+    @property
+    def end_of_data_notifier(self) -> EndOfDataNotifier:
+        """Notifies when the group has read its streams to their end."""
+        return self._notifiers_of_state().end_of_data
+
+    @property
+    def reader_notifier(self) -> ReaderNotifier:
+        """Notifies of readers that joined, left, or were declared dead."""
+        return self._notifiers_of_state().readers
+
+    @property
+    def checkpoint_notifier(self) -> CheckpointNotifier:
+        """Notifies of checkpoints that were completed or given up."""
+        return self._notifiers_of_state().checkpoints
+
+    @property
+    def retention_notifier(self) -> RetentionNotifier:
+        """Notifies of deleted events that the group had not consumed."""
+        return self._notifiers_of_state().retention
+
+    def _notifiers_of_state(self) -> StateNotifiers:
+        if (found := self._state_notifiers) is not None:
+            return found
+        with loading():
+            from .notifiers import StateNotifiers
+
+        with self._lock:
+            found = self._state_notifiers
+            if found is None:
+                found = self._state_notifiers = StateNotifiers.of(self._updater, source=self.name)
+                if self._closed:
+                    for notifier in found:
+                        notifier.close()
+        return found
+
     @cached_property
     def notification_record(self) -> NotificationRecord:
         """The recorded notifications of the group. `record_notifications` records them."""
@@ -545,6 +596,9 @@ class ReaderGroup:
             InvalidArgumentError: A value is out of range, or all are None.
             ClosedError: The client is closed.
         """
+        with loading():
+            from .lag_notifier import LagNotifier, LagThresholds
+
         thresholds = LagThresholds(threshold_seconds, threshold_events, stalled_seconds)
         thresholds.check()
         with self._lock:
@@ -750,14 +804,7 @@ class ReaderGroup:
 
     @property
     def _notifiers(self) -> Sequence[PollingNotifier[ReaderGroupState, Any]]:
-        return (
-            self.segment_notifier,
-            self.end_of_data_notifier,
-            self.reader_notifier,
-            self.checkpoint_notifier,
-            self.retention_notifier,
-            *list(self._lag_notifiers.values()),
-        )
+        return (*(self._state_notifiers or ()), *list(self._lag_notifiers.values()))
 
     def _close_readers(self) -> None:
         with self._lock:

@@ -8,8 +8,7 @@ from synchronizer import Deadline, InvalidArgumentError, NotFoundError
 
 from ..streams.event_time.marks import TimeWindow, Watermark
 from ..streams.state import StreamState
-from .lag import positions
-from .model.positions import Positions
+from .model.positions import Positions, positions
 from .updater import GroupUpdater, check_same_stream
 
 #: For how long an answer is repeated.

@@ -1,8 +1,6 @@
-"""Notifications and segments of a group in words, for the command line and the web view."""
+"""Notifications of a group in words, for the command line and the web view."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from notifications import Notification
 
@@ -13,9 +11,6 @@ from .notifiers import (
     RetentionNotification,
     SegmentNotification,
 )
-
-if TYPE_CHECKING:
-    from .model.segment_state import SegmentState
 
 
 def words(notification: Notification) -> str:
@@ -42,14 +37,3 @@ def words(notification: Notification) -> str:
             )
         case _:
             return f"{type(notification).__name__}: {notification.cause}"
-
-
-def condition(found: SegmentState | None) -> str:
-    """Return what happens to a segment, for people. None: the group has forgotten it."""
-    if found is None or found.completed:
-        return "completed"
-    if found.waiting_for:
-        return f"waits for {found.waiting_for:,} predecessor{'s' * (found.waiting_for > 1)}"
-    if found.target is not None:
-        return f"going to {found.target}"
-    return "being read" if found.owner is not None else "unassigned"

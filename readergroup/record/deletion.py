@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from synchronizer import AlreadyExistsError, SegmentStore
 
-from .entries import record_segment
+from .naming import record_segment
 
 
 def delete_record(store: SegmentStore, group: str, life: bytes) -> None:

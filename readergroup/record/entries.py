@@ -18,11 +18,9 @@ from notifications import Change, Notification
 from synchronizer import InvalidArgumentError, Revision, UnknownUpdateError
 
 from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
-from ..streams.config import FrozenModel, check_name
+from ..streams.config import FrozenModel
 from ..streams.data.block import cut_into_blocks, encode_block
-
-#: The attribute of the group's log that names the current life of its record.
-LIFE: Final = "record"
+from .naming import record_segment
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -66,10 +64,6 @@ class RecordRange(FrozenModel):
     def segment(self) -> str:
         """The name of the segment in the store that holds them."""
         return record_segment(self.group, self.life)
-
-
-def record_segment(group: str, life: str) -> str:
-    return f"record/{check_name(group, 'reader group')}/{life}"
 
 
 def kind_of(notification: Notification) -> str:

@@ -22,7 +22,8 @@ from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 
 from ..streams.data.segment_reader import SegmentReader
-from .entries import LIFE, RecordRange, decode_notification, record_segment
+from .entries import RecordRange, decode_notification
+from .naming import LIFE, record_segment
 
 if TYPE_CHECKING:
     import pyarrow

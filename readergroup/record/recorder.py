@@ -47,7 +47,8 @@ from ..group.notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
 from ..group.updater import GroupUpdater
 from ..streams.data.segment_reader import SegmentReader
 from ..telemetry.logs import LogAbout
-from .entries import LIFE, LagSample, encode_entry, encode_notification, microseconds, record_segment
+from .entries import LagSample, encode_entry, encode_notification, microseconds
+from .naming import LIFE, record_segment
 
 #: The attribute of the record's segment with the last recorded revision and the number of lag samples.
 RECORDED: Final = "recorded"
@@ -70,9 +71,13 @@ class RecordedGroup(Protocol):
     """The parts of a reader group that a recording uses."""
 
     name: str
-    segment_notifier: SegmentNotifier
-    reader_notifier: ReaderNotifier
-    end_of_data_notifier: EndOfDataNotifier
+
+    @property
+    def segment_notifier(self) -> SegmentNotifier: ...
+    @property
+    def reader_notifier(self) -> ReaderNotifier: ...
+    @property
+    def end_of_data_notifier(self) -> EndOfDataNotifier: ...
 
     def lag(self) -> GroupLag: ...
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from synchronizer import Clock, HeldLock, StateSynchronizer
+if TYPE_CHECKING:  # a group is loaded without what it can start
+    from synchronizer import Clock, HeldLock, StateSynchronizer
 
-from ..group.following import CheckpointCallback, Claims, SegmentCallback
-from ..group.lag import GroupLag
-from ..group.model.config import ReaderGroupConfig
-from ..group.model.state import ReaderGroupState
-from ..group.notifiers import EndOfDataNotifier, SegmentNotifier
-from ..group.reader import EventsInFlight, Reader
-from ..streams.manager import StreamManager
-from ..streams.serializers import Serializer
-
-if TYPE_CHECKING:  # only workers that handle many events at once load it
     from ..group.concurrent_reader import ConcurrentReader
+    from ..group.following import CheckpointCallback, Claims, SegmentCallback
+    from ..group.lag import GroupLag
+    from ..group.model.config import ReaderGroupConfig
+    from ..group.model.state import ReaderGroupState
+    from ..group.notifiers import EndOfDataNotifier, SegmentNotifier
+    from ..group.reader import EventsInFlight, Reader
+    from ..streams.manager import StreamManager
+    from ..streams.serializers import Serializer
 
-R = TypeVar("R", bound=Reader[Any])
+R = TypeVar("R", bound="Reader[Any]")
 T = TypeVar("T")
 
 
@@ -28,9 +27,11 @@ class ScaledGroup(Protocol):
 
     name: str
     synchronizer: StateSynchronizer[ReaderGroupState]
-    segment_notifier: SegmentNotifier
-    end_of_data_notifier: EndOfDataNotifier
 
+    @property
+    def segment_notifier(self) -> SegmentNotifier: ...
+    @property
+    def end_of_data_notifier(self) -> EndOfDataNotifier: ...
     @property
     def config(self) -> ReaderGroupConfig: ...
     def lag(self) -> GroupLag: ...

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ..group.conditions import condition
 from ..group.lag import GroupLag
 from ..group.model.state import ReaderGroupState
-from ..group.words import condition
 from ..states.kinds import is_name
 from ..streams.config import SegmentId, stream_of
 from .history import CURVE, GroupHistory

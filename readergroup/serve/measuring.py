@@ -11,7 +11,8 @@ from synchronizer.counting import Latencies
 
 from ..client import Client
 from ..group.coordinator import follow_streams
-from ..group.lag import GroupLag, LagMemory, StoredSegment, group_lag, positions
+from ..group.lag import GroupLag, LagMemory, StoredSegment, group_lag
+from ..group.model.positions import positions
 from ..group.model.state import ReaderGroupState
 from ..group.reader_group import ReaderGroup
 from ..group.updater import GroupUpdater

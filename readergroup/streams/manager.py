@@ -11,7 +11,8 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Literal
 from weakref import WeakSet
 
 from synchronizer import (
@@ -28,8 +29,9 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system
-from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
+from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.store import MAX_CREATED
+from synchronizer.threads.loading import loading
 from synchronizer.threads.task_threads import TaskThreads
 
 from ..closable import Closable
@@ -48,13 +50,10 @@ from .config import (
     check_stream_name,
     has_tag,
 )
-from .copy_parts import OnProgress
-from .copying import By, Copies
 from .data.moments import time_of
 from .data.places import Place
 from .data.write_batch import check_key
 from .data_segments import DataSegments
-from .deletions import Deletions
 from .event_time.watermarks import Watermarks
 from .maintenance import Maintenance
 from .metadata import StreamMetadata, check_not_replaced
@@ -63,6 +62,11 @@ from .retention.applying import Retention, RetentionReport
 from .scaling.applying import StreamScaling
 from .state import AnnounceSeal, ConfigureStream, CreateStream, StreamState, TruncateStream, new_stream
 from .transactions.finished_keys import FinishedKeys
+
+if TYPE_CHECKING:  # each method loads what it starts
+    from .copy_parts import OnProgress
+    from .copying import By, Copies
+    from .deletions import Deletions
 
 #: How many streams `StreamManager.create_many` creates in one step. Their metadata must fit into it.
 _STREAMS_AT_ONCE: Final = 100
@@ -121,8 +125,6 @@ class StreamManager:
         self.maintenance: Final = Maintenance([self.retention, self._scaling])
         #: The watermarks of streams whose writers note times.
         self.watermarks: Final = Watermarks(self.metadata, self._data, self._pending)
-        #: The steps of `copy`, for a caller that copies the parts elsewhere.
-        self.copies = Copies(self.metadata, self._data, self._pending)
         #: For transactions.
         self.finished_keys = FinishedKeys(self.metadata)
         #: What this client has done.
@@ -139,6 +141,14 @@ class StreamManager:
     @property
     def timeout(self) -> float:
         return self.metadata.timeout
+
+    @cached_property
+    def copies(self) -> Copies:
+        """The steps of `copy`, for a caller that copies the parts elsewhere."""
+        with loading():
+            from .copying import Copies
+
+        return Copies(self.metadata, self._data, self._pending)
 
     # ------------------------------------------------------------------ one stream
 
@@ -456,6 +466,9 @@ class StreamManager:
         The name can be used again. While the store is full, the call first waits half of ``timeout``; if it is
         interrupted then, delete the stream again.
         """
+        with loading():
+            from .deletions import Deletions
+
         with self._lock:
             if self._deletions is None:
                 self._deletions = Deletions(self.metadata, self._data)

@@ -14,7 +14,7 @@ from readergroup.group import load
 from readergroup.group.model import balance, weights
 from readergroup.group.model.state import ReaderGroupState
 from synchronizer import StateSynchronizer
-from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
+from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 
 from .actors import GROUP, LAST, Application
 from .auditor import BALANCE_SECONDS, TAKEOVER_SECONDS, Auditor, Violation

@@ -20,7 +20,7 @@ from readergroup.group.model.positions import decode_positions
 from readergroup.group.model.updates import CompleteSegment, CreateCheckpoint, RecordWeights
 from readergroup.streams.config import SegmentId, data_segment
 from synchronizer import Appended, CorruptStateError, OutcomeUnknownError, StateSynchronizer, StateTooLargeError
-from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
+from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 
 from .actors import GROUP
 from .ledger import LEDGER_UPDATES, Enter, Ledger

@@ -46,10 +46,10 @@ from synchronizer import (
     SealedError,
     UnknownOutcome,
 )
+from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.liveness.lease import PREFIX, lease_attribute
 from synchronizer.log.entries import MARK, Mark, decode_entries
 from synchronizer.log.replica import Transition
-from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 
 from .auditor import Assignment, Fold, Hearing
 from .listening import Hearing as DurableHearing

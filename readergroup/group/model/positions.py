@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
 from readergroup.streams.config import SegmentId
+from synchronizer.liveness.lease import lease_value
 
-from .state import ReaderGroupState
+if TYPE_CHECKING:  # bulk reads need no group
+    from .state import ReaderGroupState
 
 
 class SegmentPosition(NamedTuple):
@@ -38,4 +40,12 @@ def current_offsets(state: ReaderGroupState, reader: str, value: bytes | None) -
         found = state.segments.get(segment)
         if found is not None and found.owner == reader and found.token == token and offset > found.offset:
             offsets[segment] = offset
+    return offsets
+
+
+def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[SegmentId, int]:
+    """Return the group's offset in each of its segments: the last commit, else where the assignment began."""
+    offsets = {segment: found.offset for segment, found in state.segments.items()}
+    for reader, found in state.readers.items():
+        offsets.update(current_offsets(state, reader, lease_value(found, leases)))
     return offsets

@@ -19,8 +19,6 @@ from .marks import Mark
 
 T = TypeVar("T")
 
-#: After how many seconds without a note a writer counts no more, by default.
-EVENT_TIME_TIMEOUT_SECONDS: Final = 60.0
 #: The least time between two marks of a writer.
 INTERVAL_SECONDS: Final = 1.0
 #: How often a writer with automatic notes stores them while it writes nothing.

@@ -15,7 +15,8 @@ from ..manager import StreamManager
 from ..serializers import Serializer
 from ..transactions.transaction import writes_singly
 from ..writing.writer import EventWriter
-from .noting import EVENT_TIME_TIMEOUT_SECONDS, EventTimeOf
+from .defaults import EVENT_TIME_TIMEOUT_SECONDS
+from .noting import EventTimeOf
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable
-from multiprocessing.util import Finalize
 from typing import Final, Protocol
 
 from synchronizer import Deadline, ReaderGroupError, SystemClock
@@ -43,8 +43,10 @@ def opened(writer: OpenWriter) -> None:
         _process = os.getpid()
         atexit.unregister(_close_all)  # a forked child may have inherited it
         atexit.register(_close_all)
-        # A process of `multiprocessing` ends without `atexit`, and before its other threads have ended.
-        Finalize(None, _store_all, exitpriority=0)
+        # A process of `multiprocessing` ends without `atexit`, and before its other threads have ended. It has loaded
+        # this module before it runs anything.
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            util.Finalize(None, _store_all, exitpriority=0)
     _writers.add(writer)
 
 

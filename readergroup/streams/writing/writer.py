@@ -67,17 +67,18 @@ from ..data.write_batch import (
     checked_headers,
     is_for_chunks,
 )
-from ..event_time.noting import EVENT_TIME_TIMEOUT_SECONDS, TimeNotes, check_not_ahead
+from ..event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
+from ..event_time.noting import TimeNotes, check_not_ahead
 from ..manager import StreamManager
 from ..serializers import BytesSerializer, Serializer, check_takes_bytes, checked_dumps, checked_lists
 from ..state import StreamState
-from ..transactions.transaction import Transaction
 from .appending import BatchAppender, Effort
 from .lanes import Lane, Lanes
 from .open_writers import closed, opened
 
 if TYPE_CHECKING:
     from ..data.packed_rows import PackedRows
+    from ..transactions.transaction import Transaction
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -570,6 +571,9 @@ class EventWriter(Generic[T]):
         self, serializer: Serializer[U], event_time_of: Callable[[U], datetime | None] | None = None
     ) -> Transaction[U]:
         """Return a transaction that keeps the noted time from passing its events. Lock held."""
+        with loading():
+            from ..transactions.transaction import Transaction
+
         return Transaction(
             self._manager,
             self.stream,
