@@ -11,9 +11,10 @@ import typer
 
 import readergroup as rg
 
-from .screen import clipped, count, out, print_json, progress, say, table
+from .screen import clipped, count, print_json, progress, say
 from .session import WrongUsage, check_not_negative, session
 from .streams import AsJson, Name, Yes, confirm
+from .tables import Table
 from .times import TIME_HELP, parse_time
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def list_letters(
             if wanted in (None, each.status) and (limit is None or len(rows) < limit):
                 rows.append(_row(each))
     if rows:
-        out().print(table("letter", "set aside (UTC)", "key", "from", "error", "is", rows=rows))
+        say(Table("letter", "set aside (UTC)", "key", "from", "error", "is", rows=rows))
         say("")
     shown = sum(counts.values()) if wanted is None else counts[wanted]
     more = f"; shown are the first {len(rows):,}" if len(rows) < shown else ""

@@ -11,13 +11,12 @@ import typer
 
 import readergroup as rg
 
-from .screen import count, out, print_json, say, size, table
+from .screen import count, print_json, say, size
 from .session import WrongUsage, session
 from .streams import AsJson, Yes, confirm
+from .tables import Table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ..group.model.state import SegmentState
     from ..group.starting import ResetTarget
 
@@ -43,7 +42,7 @@ def list_groups(context: typer.Context, as_json: AsJson = False) -> None:
             for name, state in found.items()
         ]
         numbers = ("segments", "readers")
-        out().print(table("group", "streams", *numbers, numbers=numbers, rows=rows))
+        say(Table("group", "streams", *numbers, numbers=numbers, rows=rows))
 
 
 @commands.command()
@@ -85,7 +84,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
         for segment, found in sorted(state.segments.items())
     ]
     numbers = ("offset", *(("load",) if are_weighed else ()))
-    out().print(table("segment", "reader", *numbers, "is", numbers=numbers, rows=rows))
+    say(Table("segment", "reader", *numbers, "is", numbers=numbers, rows=rows))
     idle = sorted(reader for reader in state.readers if not state.segments_of(reader))
     if idle:
         say(f"\nReaders without a segment: {', '.join(idle)}")
@@ -116,7 +115,7 @@ def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"group": group, **_totals(found), "segments": dict(found.segments)})
     else:
-        out().print(lag_table(found))
+        say(lag_table(found))
         say(f"\n{group} is {count(found.events, 'event')} behind ({size(found.bytes)}, {found.seconds:,.1f} s)")
 
 
@@ -222,7 +221,7 @@ def delete(context: typer.Context, group: Name, yes: Yes = False, as_json: AsJso
         say(f"{group}: deleted")
 
 
-def lag_table(lag: rg.GroupLag, rates: Mapping[rg.SegmentId, float] | None = None) -> RenderableType:
+def lag_table(lag: rg.GroupLag, rates: Mapping[rg.SegmentId, float] | None = None) -> Table:
     """Return a table with a row for each segment that is not read to its end, and its ``rates`` in bytes per second."""
     rows = [
         (
@@ -232,7 +231,7 @@ def lag_table(lag: rg.GroupLag, rates: Mapping[rg.SegmentId, float] | None = Non
         for segment, each in lag.segments.items()
     ]
     numbers = ("events", "size", "seconds", *(() if rates is None else ("read",)))
-    return table("segment", "reader", *numbers, numbers=numbers, rows=rows)
+    return Table("segment", "reader", *numbers, numbers=numbers, rows=rows)
 
 
 def _totals(lag: rg.GroupLag) -> dict[str, float]:

@@ -10,16 +10,17 @@ import typer
 import readergroup as rg
 from synchronizer.extras import install_hint
 
-from .screen import count, out, print_json, say, table
+from .screen import count, print_json, say
 from .session import WrongUsage, session
 from .streams import AsJson
+from .tables import Table
 
 commands = typer.Typer(
     help="Show what waits in the outbox of a database, and the definition of its table.", no_args_is_help=True
 )
 
 _TABLE = "readergroup_outbox"
-Table = Annotated[str, typer.Option("--table", metavar="NAME", help="The table, perhaps with a schema.")]
+TableName = Annotated[str, typer.Option("--table", metavar="NAME", help="The table, perhaps with a schema.")]
 
 
 @commands.command()
@@ -34,7 +35,7 @@ def status(
             show_default=False,
         ),
     ],
-    table_name: Table = _TABLE,
+    table_name: TableName = _TABLE,
     as_json: AsJson = False,
 ) -> None:
     """Show the committed events that wait in an outbox, their age, and the process whose relay moves them."""
@@ -54,7 +55,7 @@ def status(
         for stream, each in sorted(lag.streams.items())
     ]
     numbers = ("events", "seconds")
-    out().print(table("stream", *numbers, "stuck because", numbers=numbers, rows=rows))
+    say(Table("stream", *numbers, "stuck because", numbers=numbers, rows=rows))
 
 
 @commands.command()
@@ -62,7 +63,7 @@ def ddl(
     dialect: Annotated[
         str, typer.Argument(metavar="DIALECT", help="postgresql or sqlite.", show_default=False)
     ] = "postgresql",
-    table_name: Table = _TABLE,
+    table_name: TableName = _TABLE,
 ) -> None:
     """Print the statements that create the table of an outbox, for a migration."""
     from ..outbox.table import OutboxTable

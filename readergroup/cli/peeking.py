@@ -14,9 +14,10 @@ import readergroup as rg
 
 from .places import PLACE_HELP, events_between, place_of, read_range
 from .reading import json_line, print_lines
-from .screen import clipped, count, out, say, table
+from .screen import clipped, count, say
 from .session import session
 from .streams import AsJson, Name
+from .tables import Table
 
 #: How much of a segment's end is read for its last events at first.
 _END_BYTES: Final = 64 * 1024
@@ -59,7 +60,7 @@ def peek(
         )
         for event in events
     ]
-    out().print(table("event", "written (UTC)", "key", "data", rows=rows))
+    say(Table("event", "written (UTC)", "key", "data", rows=rows))
 
 
 def _shown(data: bytes) -> str:

@@ -9,8 +9,9 @@ import typer
 import readergroup as rg
 
 from .retention import parsed_size
-from .screen import out, say, size, table
+from .screen import say, size
 from .session import WrongUsage
+from .tables import Table
 
 Segments = Annotated[
     int | None,
@@ -73,7 +74,7 @@ def show_scaling(policy: rg.ScalingPolicy, report: rg.ScalingReport) -> None:
     say(f"\nScaling: {scaling_in_words(policy)}.")
     windows = [f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s" for seconds in report.windows_seconds]
     rows = [(segment, *(_rate(each, report.unit) for each in rates)) for segment, rates in report.rates.items()]
-    out().print(table(f"{report.unit}/s over", *windows, numbers=windows, rows=rows))
+    say(Table(f"{report.unit}/s over", *windows, numbers=windows, rows=rows))
     what = "nothing"
     if report.action is not None:
         what = f"{report.action} {', '.join(report.segments)}"

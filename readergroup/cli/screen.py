@@ -6,17 +6,18 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:  # each function loads what it prints with
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.progress import ProgressColumn
+
+    from .tables import Table
 
 #: Without a terminal, lines are not wrapped.
 _PIPE_WIDTH: Final = 1000
-_MOST_FOLDED_ROWS: Final = 500
 
 
 def out() -> Console:
@@ -28,39 +29,23 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, markup=False, width=None if terminal else _PIPE_WIDTH)
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=None if terminal else _PIPE_WIDTH)
 
 
-def say(text: str) -> None:
-    out().print(text)
+def say(what: str | Table) -> None:
+    """Print a text or a table for people, wrapped to the width of a terminal."""
+    if sys.stdout.isatty():
+        out().print(what)
+    else:
+        print(what)
 
 
 def warn(text: str) -> None:
-    _console(stderr=True).print(f"readergroup: {text}")
-
-
-def table(*columns: str, numbers: Sequence[str] = (), rows: Iterable[Sequence[str]] = ()) -> RenderableType:
-    """Return a table that stays readable at 80 columns: long names are folded, numbers are not.
-
-    A long table is not folded, because folding takes seconds for ten thousand rows.
-    """
-    given = list(rows)
-    if len(given) > _MOST_FOLDED_ROWS:
-        from .long_table import LongTable
-
-        return LongTable(columns, numbers, given)
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        if column in numbers:
-            made.add_column(column, justify="right", no_wrap=True)
-        else:
-            made.add_column(column, overflow="fold")
-    for row in given:
-        made.add_row(*row)
-    return made
+    text = f"readergroup: {text}"
+    if sys.stderr.isatty():
+        _console(stderr=True).print(text)
+    else:
+        print(text, file=sys.stderr)
 
 
 def print_json(value: object) -> None:

@@ -14,9 +14,10 @@ import typer
 import readergroup as rg
 
 from ..states.kinds import PREFIXES, Kind, is_collection, is_name, kind_of, opened
-from .screen import clipped, count, out, print_json, say, size, table
+from .screen import clipped, count, print_json, say, size
 from .session import Failed, WrongUsage, session
 from .streams import AsJson
+from .tables import Table
 
 if TYPE_CHECKING:
     from synchronizer import Update
@@ -61,7 +62,7 @@ def list_states(
         print_json([{"name": name, "log_bytes": info.length - info.start_offset} for name, info in rows])
     elif rows:
         shown = [(name, size(info.length - info.start_offset)) for name, info in rows]
-        out().print(table("state", "log", numbers=("log",), rows=shown))
+        say(Table("state", "log", numbers=("log",), rows=shown))
     else:
         say("There are no shared states.")
 
@@ -107,7 +108,7 @@ def history(
         (str(each.revision), each.update, ", ".join(f"{field}={_text(value)}" for field, value in each.fields.items()))
         for each in found.updates
     ]
-    out().print(table("revision", "update", "fields", rows=shown))
+    say(Table("revision", "update", "fields", rows=shown))
     if found.earlier:
         say(f"\n{count(found.earlier, 'earlier update')} in the log: --limit {found.earlier + len(shown)}")
 

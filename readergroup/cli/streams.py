@@ -26,8 +26,9 @@ from .retention import (
     show_report,
 )
 from .scaling import MaxSegments, ScaleBytes, ScaleEvents, Segments, scaling_in_words, scaling_of, show_scaling
-from .screen import count, out, print_json, say, size, table
+from .screen import count, print_json, say, size
 from .session import WrongUsage, session
+from .tables import Table
 
 if TYPE_CHECKING:
     from ..streams.state import StreamState
@@ -165,7 +166,7 @@ def list_streams(
             for state in client.streams.states(scope, tag=tags)
         ]
     if rows:
-        out().print(table("stream", "segments", "epoch", "is", numbers=("segments", "epoch"), rows=rows))
+        say(Table("stream", "segments", "epoch", "is", numbers=("segments", "epoch"), rows=rows))
     else:
         say("There are no streams.")
 
@@ -189,7 +190,7 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
         starts, ends = found.head.offsets.get(segment, 0), found.tail.offsets[segment]
         rows.append((segment, str(keys), f"{starts:,}", f"{ends:,}", size(ends - starts)))
     numbers = ("starts at", "ends at", "size")
-    out().print(table("segment", "keys", *numbers, numbers=numbers, rows=rows))
+    say(Table("segment", "keys", *numbers, numbers=numbers, rows=rows))
     earlier = sorted(set(found.head.offsets) - set(found.segments), key=_number_of)
     if earlier:
         say(f"\nThe data at the head starts in earlier segments: {_places(found.head, earlier)}.")
