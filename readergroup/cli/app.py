@@ -4,65 +4,35 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Annotated, Final
 
 import typer
 
 from synchronizer import ReaderGroupError
 
-from . import (
-    config,
-    configuring,
-    dead_letters,
-    demo,
-    doctor,
-    groups,
-    notifications,
-    outbox,
-    peeking,
-    reading,
-    serving,
-    sinks,
-    states,
-    streams,
-    transfer,
-    watching,
-    writing,
-)
 from .screen import say
 from .session import Commands, Session
 
-app = typer.Typer(
-    cls=Commands,
-    name="readergroup",
-    help="Streams and reader groups in a SQLite file, PostgreSQL or NATS.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-streams.commands.command()(transfer.copy)
-streams.commands.command()(transfer.export)
-streams.commands.command(name="import")(transfer.import_events)
-app.add_typer(streams.commands, name="stream")
-groups.commands.command()(configuring.create)
-groups.commands.command()(configuring.configure)
-groups.commands.command()(configuring.remove_reader)
-groups.commands.command()(notifications.notifications)
-app.add_typer(groups.commands, name="group")
-app.add_typer(config.commands, name="config")
-app.add_typer(states.commands, name="state")
-app.add_typer(sinks.commands, name="sink")
-app.add_typer(outbox.commands, name="outbox")
-app.add_typer(dead_letters.commands, name="dead-letters")
-app.command()(writing.write)
-app.command()(reading.read)
-app.command()(peeking.peek)
-app.command()(watching.watch)
-app.command()(serving.serve)
-app.command()(demo.demo)
-app.command()(doctor.doctor)
+#: The modules with each command, in the order of the help. A group of commands is the ``commands`` of its first module,
+#: to which the others add.
+_MODULES: Final[Mapping[str, str]] = {
+    "stream": "streams transfer",
+    "group": "groups configuring notifications",
+    "config": "config",
+    "state": "states",
+    "sink": "sinks",
+    "outbox": "outbox",
+    "dead-letters": "dead_letters",
+    "write": "writing",
+    "read": "reading",
+    "peek": "peeking",
+    "watch": "watching",
+    "serve": "serving",
+    "demo": "demo",
+    "doctor": "doctor",
+}
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,7 +43,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     context: typer.Context,
     url: Annotated[
@@ -103,13 +72,36 @@ class _Words(logging.Formatter):
         return said if str(error) in said else f"{said}: {error}"
 
 
+def app_with(name: str | None = None) -> typer.Typer:
+    """Return the app with the command of this name only, so that the others need not be loaded and prepared.
+
+    Without a name, or with one that no command has, all commands are in it, as their help and errors need them.
+    """
+    app = typer.Typer(
+        cls=Commands,
+        name="readergroup",
+        help="Streams and reader groups in a SQLite file, PostgreSQL or NATS.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for each in [name] if name is not None and name in _MODULES else _MODULES:
+        first, *_ = [import_module(f".{module}", __package__) for module in _MODULES[each].split()]
+        if hasattr(first, "commands"):
+            app.add_typer(first.commands, name=each)
+        else:
+            app.command()(getattr(first, each))
+    return app
+
+
 def run() -> None:
     """Run the command in ``sys.argv``, and exit."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Words("readergroup: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    _forget_commands_except(_command_in(sys.argv[1:]))
-    app()
+    app_with(_command_in(sys.argv[1:]))()
 
 
 def _command_in(arguments: Sequence[str]) -> str | None:
@@ -121,11 +113,3 @@ def _command_in(arguments: Sequence[str]) -> str | None:
         elif not argument.startswith("--url="):
             return argument
     return None
-
-
-def _forget_commands_except(name: str | None) -> None:
-    """Forget the other commands, which take 30 ms to prepare, unless this is not the name of a command."""
-    groups = [each for each in app.registered_groups if each.name == name]
-    commands = [each for each in app.registered_commands if each.callback and each.callback.__name__ == name]
-    if groups or commands:
-        app.registered_groups, app.registered_commands = groups, commands

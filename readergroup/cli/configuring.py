@@ -9,7 +9,7 @@ import typer
 
 import readergroup as rg
 
-from .groups import Name, config_in_words
+from .groups import Name, commands, config_in_words
 from .screen import count, print_json, say
 from .session import Failed, WrongUsage, session
 from .streams import AsJson, Yes, confirm
@@ -26,6 +26,7 @@ Settings = Annotated[
 ]
 
 
+@commands.command()
 def create(
     context: typer.Context,
     group: Name,
@@ -50,6 +51,7 @@ def create(
         _show(group, found.config, as_json)
 
 
+@commands.command()
 def configure(
     context: typer.Context,
     group: Name,
@@ -89,6 +91,7 @@ def configure(
         _show(group, found.configure(**fields), as_json)
 
 
+@commands.command()
 def remove_reader(
     context: typer.Context,
     group: Name,

@@ -9,7 +9,7 @@ import typer
 import readergroup as rg
 from synchronizer.threads.flag import Flag
 
-from .groups import Name
+from .groups import Name, commands
 from .screen import out, print_json, say
 from .session import WrongUsage, ended_by_signal, session
 from .streams import AsJson
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _TIME_WIDTH = len("2026-01-31 23:59:59")
 
 
+@commands.command()
 def notifications(
     context: typer.Context,
     group: Name,

@@ -20,7 +20,7 @@ from .formats import Format, format_of, records, sink
 from .records import ImportedRecord, Records
 from .screen import Advance, count, print_json, progress, say, size, stdout_may_end_on_a_terminal
 from .session import Failed, UntilInterrupted, WrongUsage, check_not_negative, ended_by_signal, session
-from .streams import AsJson, Name, Yes, confirm, parse_place, show_change
+from .streams import AsJson, Name, Yes, commands, confirm, parse_place, show_change
 from .writing import MaxEventBytes, open_source, parsed_limit, size_of
 
 #: How many events are written between two updates of the progress bar.
@@ -50,6 +50,7 @@ class By(StrEnum):
     EVENTS = "events"
 
 
+@commands.command()
 def copy(
     context: typer.Context,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The stream to copy.", show_default=False)],
@@ -102,6 +103,7 @@ def _progress_of_copy(source: str) -> Iterator[Callable[[int, int], None]]:
         yield on_progress
 
 
+@commands.command()
 def export(
     context: typer.Context,
     stream: Name,
@@ -181,6 +183,7 @@ def _whole_file(file: Path | None) -> Iterator[BinaryIO]:
         raise
 
 
+@commands.command(name="import")
 def import_events(
     context: typer.Context,
     stream: Name,

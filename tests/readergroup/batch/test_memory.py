@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 import readergroup as rg
-from readergroup.cli.app import app
 from readergroup.streams.copy_parts import CopyPart, _next_blocks
 from readergroup.streams.data.block import parse_blocks
 from readergroup.streams.data.segment_reader import READ_BYTES, SegmentReader
 from synchronizer import Deadline
 from synchronizer.backoff import Backoff
+from tests.command import app
 
 T = TypeVar("T")
 

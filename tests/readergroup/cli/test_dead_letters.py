@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import readergroup as rg
-from readergroup.cli.app import app
+from tests.command import app
 from tests.readergroup.cli.test_commands import Cli
 from tests.readergroup.dead_letters.test_letters import DEAD, events, replayed, set_up
 

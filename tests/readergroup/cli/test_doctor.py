@@ -11,8 +11,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import readergroup as rg
-from readergroup.cli.app import app
 from readergroup.cli.doctor import file_system_of
+from tests.command import app
 
 
 def doctor(*arguments: str, **environment: str) -> Result:

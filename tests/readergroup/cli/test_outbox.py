@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import readergroup as rg
-from readergroup.cli.app import app
+from tests.command import app
 from tests.readergroup.outbox.databases import KINDS, connect_to, place_of
 from tests.waiting import until
 

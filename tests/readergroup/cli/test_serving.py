@@ -20,9 +20,9 @@ import pytest
 from typer.testing import CliRunner
 
 import readergroup as rg
-from readergroup.cli.app import app
 from readergroup.serve import app as view
 from readergroup.serve import server
+from tests.command import app
 from tests.readergroup.serve.serving import GROUP, STREAM, TOKEN, bearer, filled, served
 from tests.waiting import PATIENCE_SECONDS, until
 

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 import readergroup as rg
-from readergroup.cli.app import app
 from readergroup.dead_letters.queues import QueueDeadLetters
 from synchronizer import SegmentStore, open_store
 from synchronizer.recipes.queue import dead_letters
 from synchronizer.testing import FailingStore, Operation
+from tests.command import app
 
 QUEUE = "shop/mail"
 

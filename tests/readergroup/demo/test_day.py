@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from readergroup.cli.app import app
 from readergroup.demo.day import Day, Moment
 from readergroup.demo.load_picture import draw
 from readergroup.demo.on_load import _Handled, run_day
 from readergroup.testing import make_event
 from synchronizer import SystemClock
+from tests.command import app
 
 
 def test_a_day_rises_to_its_peak_and_falls_to_its_night() -> None:

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 import readergroup as rg
 from notifications import Change
 from readergroup.cli import demo as command
-from readergroup.cli.app import app
 from readergroup.demo.checking import FileTruth, Verdict, check
 from readergroup.demo.corpus import MAX_LINE_BYTES, Corpus, LineSerializer, of_path, standard_library
 from readergroup.demo.counting import BatchRecord, RecordedLines, encode, number_of_words, read_records, record_file
@@ -26,6 +25,7 @@ from readergroup.demo.feeding import Feeder
 from readergroup.demo.ownership import Ownership
 from readergroup.demo.picture import draw
 from readergroup.demo.story import Sample, Story
+from tests.command import app
 from tests.waiting import until
 
 PATIENCE_SECONDS = 100.0
@@ -410,12 +410,12 @@ def test_a_pool_that_looks_only_when_everything_is_read_grows_all_the_same(tmp_p
     many_lines(tmp_path / "input")
     program = f"""
 import itertools, threading
-from readergroup.cli.app import app
+from readergroup.cli.app import app_with
 from readergroup.scaling import pool
 at_once, delays = pool.ReaderPool._on_segments, itertools.chain([0.0], itertools.repeat(4.0))
 pool.ReaderPool._on_segments = lambda self: threading.Timer(next(delays), at_once, [self]).start()
 pool.LOOK_SECONDS = 10.0
-app(["demo", {str(tmp_path / "input")!r}, "--output", {str(tmp_path / "output")!r}])
+app_with("demo")(["demo", {str(tmp_path / "input")!r}, "--output", {str(tmp_path / "output")!r}])
 """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     grown = any("the pool has grown to 4 readers" in line for line in lines_of(process))

@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 
 import readergroup as rg
 from readergroup import aio
-from readergroup.cli.app import app
 from readergroup.retries.attempts import FailedAttempts
 from readergroup.retries.returning import Returning
 from readergroup.retries.waiting import DelayLog, Diverting, WaitingEvent, summary
@@ -32,6 +31,7 @@ from readergroup.streams.config import stream_of
 from synchronizer import SegmentStore, open_store
 from synchronizer.recipes.queue.frames import decode_frames
 from synchronizer.testing import FailingStore, InstantClock, Operation
+from tests.command import app
 from tests.golden import golden
 from tests.waiting import until
 

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from typer.testing import CliRunner
 
-from readergroup.cli.app import app
 from readergroup.demo import on_spark
 from readergroup.demo.corpus import of_path
 from readergroup.demo.on_spark import Count, module_of, run_on_spark
+from tests.command import app
 
 
 @pytest.fixture
