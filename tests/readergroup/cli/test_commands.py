@@ -25,7 +25,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import readergroup as rg
-from readergroup.cli.app import _command_in, app_with
+from readergroup.cli.app import _words_in, app_with
 from readergroup.cli.session import one_line
 from readergroup.group.model.updates import CreateCheckpoint
 from tests.command import app
@@ -605,28 +605,32 @@ def test_an_interrupt_while_the_command_loads_prints_no_traceback(orders: Cli, m
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"),
+    ("arguments", "words"),
     [
-        (["stream", "list"], "stream"),
-        (["--url", "group", "stream", "list"], "stream"),
-        (["--url=sqlite:///shop.db", "read", "shop/orders"], "read"),
-        (["--url"], None),
-        ([], None),
+        (["stream", "list"], ["stream", "list"]),
+        (["--url", "group", "stream", "list", "--url", "x"], ["stream", "list", "--url", "x"]),
+        (["--url=sqlite:///shop.db", "read", "shop/orders"], ["read", "shop/orders"]),
+        (["--url"], []),
+        ([], []),
     ],
 )
-def test_the_name_of_the_command_is_found_in_the_arguments(arguments: list[str], name: str | None) -> None:
-    assert _command_in(arguments) == name
+def test_the_words_of_the_command_are_found_in_the_arguments(arguments: list[str], words: list[str]) -> None:
+    assert list(_words_in(arguments)) == words
 
 
-@pytest.mark.parametrize("name", ["stream", "read"])
-def test_only_the_command_in_use_is_prepared(name: str) -> None:
-    def commands(of: str | None) -> list[str]:
-        shown = CliRunner().invoke(app_with(of), ["--help"]).output
-        return re.findall(r"(?m)^\W*(stream|read|group|write)\b", shown)
+def test_only_the_command_in_use_is_prepared() -> None:
+    def commands(*words: str, of: str = "") -> list[str]:
+        shown = CliRunner().invoke(app_with(*words), [*of.split(), "--help"]).output
+        return sorted(re.findall(r"(?m)^\W*(stream|read|group|write|copy|list|seal)\b", shown))
 
-    assert commands(name) == [name]
-    for other in ("--help", "--version", "streams", None):
-        assert sorted(commands(other)) == ["group", "read", "stream", "write"]
+    assert commands("read", "shop/orders") == ["read"]
+    assert commands("stream", "list") == ["stream"]
+    for other in ("--help", "--version", "streams"):
+        assert commands(other) == commands() == ["group", "read", "stream", "write"]
+    assert commands("stream", "list", of="stream") == ["list"]
+    assert commands("stream", "copy", of="stream") == ["copy"]
+    for word in ("--help", "lists"):
+        assert commands("stream", word, of="stream") == commands("stream", of="stream") == ["copy", "list", "seal"]
 
 
 def test_progress_does_not_mix_with_events_in_a_pipe(orders: Cli) -> None:
