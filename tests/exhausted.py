@@ -108,14 +108,19 @@ def _live(url: str, used_up: Callable[[], object]) -> None:
 
 
 def use_first(connection: Connection, url: str) -> None:
-    """Use a client for the first time without descriptors: only our errors, and each call works when there are some."""
+    """Use a client for the first time without descriptors: only our errors, and each call works when there are some.
+
+    From then on it also works without.
+    """
     try:
         with rg.connect(url) as client:
             with without_descriptors():
                 failed = [name for name, call in _uses(client, "first").items() if _fails(call)]
             for call in _uses(client, "second").values():
                 call()
-        connection.send(failed)
+            with without_descriptors():
+                failed_again = [name for name, call in _uses(client, "third").items() if _fails(call)]
+        connection.send((failed, failed_again))
     except BaseException:
         connection.send(traceback.format_exc())
 

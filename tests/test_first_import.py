@@ -83,6 +83,45 @@ def test_the_first_listener_loads_the_scheduler_and_no_later_step_does(tmp_path:
     assert "apscheduler" not in before and "apscheduler" in after
 
 
+#: Retries an event, on many threads, and ends when that is done.
+RETRY: Final = f"""
+import sys, threading
+from importlib.machinery import SourceFileLoader
+
+elsewhere, exec_module = [], SourceFileLoader.exec_module
+
+def noted(loader, module):
+    if threading.current_thread() is not threading.main_thread():
+        elsewhere.append(module.__name__)
+    exec_module(loader, module)
+
+SourceFileLoader.exec_module = noted
+{GROUP.replace("; ", chr(10))}
+for stream in ("shop/again", "shop/dead"):
+    client.streams.create(stream)
+group.configure(streams=["shop/orders", "shop/again"])
+{WRITE.replace("; ", chr(10))}
+handled = []
+
+def handle(event):
+    handled.append(event)
+    if len(handled) == 1:
+        raise ValueError("at the first time")
+    threading.Timer(0, pool.close).start()
+
+retry = rg.DelayedRetry(delays=[0.1], retry_stream="shop/again", dead_letters="shop/dead")
+pool = group.pool(handle, readers=rg.ReaderScalingPolicy(max_readers=2), retry=retry)
+pool.run()
+print(len(handled), *elsewhere)
+"""
+
+
+def test_no_background_thread_of_a_pool_loads_a_module() -> None:
+    """It could not raise in a call of the application if it has no file descriptor to read the module with."""
+    done = subprocess.run([sys.executable, "-c", RETRY], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
 @pytest.mark.parametrize("blocked", ["", "import sys; sys.modules['isal'] = None; "])
 def test_events_are_the_same_without_the_extra_for_fast_checksums(blocked: str, tmp_path: Path) -> None:
     """What one process writes, the other reads, and both refuse a damaged block."""

@@ -16,6 +16,7 @@ from typing import Final
 from synchronizer import (
     ClosedError,
     DeadlineExceededError,
+    HeldLock,
     LeaseLostError,
     NotFoundError,
     ReaderGroupError,
@@ -102,7 +103,7 @@ class Returning:
                 with self._client.lock(f"retries/{self._group.name}", timeout=_LOCK_SECONDS) as held:
                     self._check_stream()
                     for log in due:
-                        self._return(log, held.fencing_token)
+                        self._return(log, held)
             except (DeadlineExceededError, LeaseLostError):
                 return _LOCK_SECONDS  # another process returns them
             return _MIN_SLEEP_SECONDS
@@ -143,9 +144,9 @@ class Returning:
         if stream not in self._group.config.streams:
             raise NotFoundError("the group does not read the stream of retries; add it to its streams", stream=stream)
 
-    def _return(self, log: DelayLog, token: int) -> None:
+    def _return(self, log: DelayLog, held: HeldLock) -> None:
         outbox_id = hashlib.sha256(f"retries\n{log.segment}".encode()).digest()[:16]
-        publisher = Publisher(self._client.streams, self._retry.retry_stream, outbox_id, token)
+        publisher = Publisher(self._client.streams, self._retry.retry_stream, outbox_id, held.fencing_token)
         while not self._stopping.is_set():
             frames = [*takewhile(partial(self._is_due, log), log.read())]
             if not frames:
