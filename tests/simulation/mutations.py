@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
+import readergroup as rg
 from notifications.durable import DurableListening
-from readergroup.group import updater
+from readergroup.group import manager, updater
 from readergroup.group.following import GroupFollower
 from readergroup.group.model import positions, updates, weights
 from readergroup.group.model.checkpoint import CheckpointState
@@ -95,6 +96,10 @@ class Words(NamedTuple):
         code = compile("from __future__ import annotations\n" + source, f"<{self.name}, mutated>", "exec")
         exec(code, function.__globals__, made)
         return made[function.__name__]
+
+
+#: A module that is loaded under a mutation would keep it.
+_LOADED: Final = [manager, *(getattr(rg, name) for name in rg.__all__)]
 
 
 class Constant(NamedTuple):
