@@ -101,7 +101,9 @@ def test_all_that_is_written_and_read_is_counted_once(shared_store_url: str, see
 def test_a_large_growth_is_estimated_by_its_first_events(store_url: str) -> None:
     with filled(store_url, segments=1, events=0) as client:
         look = Look(client)
-        write(client, 20_000, size=100)
+        with client.writer(STREAM) as writer:
+            # At once: how many share a block, and so the bytes of each, does not depend on how busy the machine is.
+            writer.write_many([b"x" * 100] * 20_000, "customer")
         look.take()
         assert look.written[0] == pytest.approx(20_000, rel=0.01)
         assert look.written[1] == stored_bytes(client)
@@ -111,7 +113,7 @@ def test_a_large_growth_is_estimated_by_its_first_events(store_url: str) -> None
                 read += len(found)
                 reader.commit()
                 look.take()
-                assert look.read[0] == pytest.approx(read, rel=0.05)
+                assert look.read[0] == pytest.approx(read, rel=0.01)
         assert look.read[1] == stored_bytes(client)
 
 
