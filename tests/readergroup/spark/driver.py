@@ -3,7 +3,8 @@
     python -m tests.readergroup.spark.driver URL FOLDER [POINT BATCH]
 
 The points: ``reading`` in a task, ``recorded`` before Spark knows, ``committed`` when Spark has noted it down. It is
-killed with everything that belongs to it, Java and the workers.
+killed with everything that belongs to it, Java and the workers. At ``held``, before it records the batch, it is not
+killed, but waits until another driver has recorded it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pyspark.sql.streaming import StreamingQuery
 from readergroup.spark import ProgressListener, QueryProgress
 from tests.readergroup.spark.session import session
 from tests.readergroup.spark.streams import STREAM, number
+from tests.waiting import until
 
 
 def start(spark: SparkSession, url: str, folder: Path, point: str = "", at: int = -1) -> StreamingQuery:
@@ -27,6 +29,9 @@ def start(spark: SparkSession, url: str, folder: Path, point: str = "", at: int 
     group = os.getpgrp()
 
     def record(batch: DataFrame, batch_id: int) -> None:
+        if (point, at) == ("held", batch_id):
+            (folder / "held").touch()
+            until((folder / f"batch-{batch_id}").exists, "another driver", seconds=100)
         events = batch.select("event").rdd
         if (point, at) == ("reading", batch_id):
             events = events.mapPartitions(killing(group))

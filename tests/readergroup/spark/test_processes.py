@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ import readergroup as rg
 from tests.readergroup.spark import driver, sink_driver
 from tests.readergroup.spark.sink_driver import SECOND_TARGET, TARGET
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
+from tests.waiting import until
 
 
 def command(module: str, *arguments: object) -> list[str]:
@@ -147,13 +147,11 @@ def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
     folder = tmp_path / "record"
     folder.mkdir()
     client.streams.create(STREAM)
-    write(client, range(1500))
-    first = subprocess.Popen(command("driver", url, folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    write(client, range(480))
+    held = command("driver", url, folder, "held", 2)
+    first = subprocess.Popen(held, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        deadline = time.monotonic() + 100
-        while len(recorded(folder)) < 300:  # its query has begun, and will go on for a while
-            assert time.monotonic() < deadline and first.poll() is None
-            time.sleep(0.01)
+        until(lambda: (folder / "held").exists() or first.poll() is not None, "a batch of both", seconds=100)
         second = driver.start(spark, url, folder)
         try:
             second.awaitTermination(200)
@@ -166,7 +164,7 @@ def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
     if first.returncode:
         errors.append(output)
     assert len(errors) == 1 and "oncurrent" in errors[0], errors
-    assert_in_order(recorded(folder), 1500)
+    assert_in_order(recorded(folder), 480)
 
 
 def test_an_executor_that_is_killed_loses_and_repeats_nothing(losing_an_executor: Losing) -> None:
