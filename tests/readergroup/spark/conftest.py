@@ -21,11 +21,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 import readergroup as rg
 from readergroup.spark import check_java
+from tests.readergroup.spark import prepared_workers
 from tests.readergroup.spark.session import session
 from tests.readergroup.spark.streams import STREAM
 
-#: Java compiles less, and so starts earlier; and it says nothing of an archive of classes that it cannot use.
-JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+#: Java compiles less, and so starts earlier; it says nothing of an archive of classes that it cannot use; and it starts
+#: the small programs by which Hadoop sets and reads the modes and links of files without a helper for each.
+JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Djdk.lang.Process.launchMechanism=VFORK"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,9 +45,15 @@ def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     except rg.UnsupportedError as error:
         pytest.skip(f"the tests of Spark did not run: {error}")
     # Spark has its workers import PySpark from an archive, which has to be compiled each time: that takes most of a
-    # second for each query. Without its path they find the package that is installed.
+    # second for each query. Without its path they find the package that is installed; from their daemon they have it.
     python = tmp_path_factory.mktemp("python") / "python"
-    python.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.write_text(
+        f"""#!/bin/sh
+unset PYTHONPATH
+[ "$2" = pyspark.daemon ] && shift 2 && set -- {shlex.quote(prepared_workers.__file__)} "$@"
+exec {shlex.quote(sys.executable)} "$@"
+"""
+    )
     python.chmod(0o755)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYSPARK_PYTHON", str(python))
