@@ -23,6 +23,8 @@ from tests.readergroup.spark.standalone import SPARK, cluster
 from tests.readergroup.spark.streams import STREAM, write
 
 PACKAGES = ("synchronizer", "notifications", "readergroup")
+#: What packages have for their own tests, for compilers and for other services. The archive is unpacked several times.
+UNUSED = re.compile(r"/(tests|include)/|flight|libarrow_s3|_s3fs")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = (folder / "environment" / "lib").glob("python*/site-packages")
     for each in needed("readergroup", {"spark-worker", "postgres"}).values():
         for file in each.files or ():
-            if ".." not in file.parts and file.suffix != ".pth":
+            if ".." not in file.parts and file.suffix != ".pth" and not UNUSED.search(str(file)):
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
                 os.link(os.path.realpath(str(file.locate())), site / file)
     for package in PACKAGES:
