@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from statistics import median
 from types import FunctionType, MethodType, ModuleType
 from typing import Final
@@ -226,12 +227,15 @@ def held_by(root: object) -> int:
         found = waiting.pop()
         count += len(found) if isinstance(found, (dict, list, set, frozenset, tuple)) else 1
         for each in gc.get_referents(found):
-            if id(each) not in seen and not isinstance(each, _NOT_OWNED) and _is_owned(each):
+            if id(each) not in seen and _is_owned(type(each)):
                 seen.add(id(each))
                 waiting.append(each)
     return count
 
 
-def _is_owned(found: object) -> bool:
-    package = type(found).__module__.partition(".")[0]
-    return package in (*PACKAGES, "builtins", "collections", "functools", "weakref")
+@cache
+def _is_owned(kind: type) -> bool:
+    package = kind.__module__.partition(".")[0]
+    return package in (*PACKAGES, "builtins", "collections", "functools", "weakref") and not issubclass(
+        kind, _NOT_OWNED
+    )

@@ -7,11 +7,13 @@ between. Nothing else happens meanwhile, so that time passes from one such *shif
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -53,6 +55,10 @@ SLACK: Final = {
     "bytes beside the events": 1 << 20,
     "held in memory": 2_000,
 }
+
+
+#: How many objects are made before the next collection of each generation.
+COLLECTION_THRESHOLDS: Final = (50_000, 20, 50)
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,9 @@ class LongRun:
             group.name: GroupAuditor(self.world, f"group/{group.name}", self._before_entry) for group in plan.groups
         }
         self.first = next(iter(self.auditors.values()))
+        self.violations = self.first.violations
+        for auditor in self.auditors.values():
+            auditor.violations = self.violations  # asked for after each step, so one list has all
         self.retention.subscribers = {
             group.name: self.auditors[group.name] for group in plan.groups if group.retention != "NONE"
         }
@@ -167,10 +176,6 @@ class LongRun:
         self._numbers = 0
         self._working: dict[Process, Callable[[], bool]] = {}  # and whether it is done
         self._held: object = None  # by the resident
-
-    @property
-    def violations(self) -> list[Violation]:
-        return [each for auditor in self.auditors.values() for each in auditor.violations]
 
     def _done(self, done: Done) -> None:
         self.retention.note(done)
@@ -433,13 +438,24 @@ def _connect(process: Process) -> rg.Client:
     return client
 
 
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for garbage rarely: the auditor holds every state, and each collection would go through them."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECTION_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def run_plan(plan: Plan, *, transcript: bool = False) -> LongOutcome:
     """Run the plan to its end, or to the first violation."""
     simulation = Simulation(plan.seed, max_switches=1 << 40)
     lines: list[str] = []
     logging.disable(logging.CRITICAL)
     try:
-        with simulated(simulation):
+        with simulated(simulation), _rare_collections():
             running = LongRun(plan, simulation)
             if transcript:
                 running.world.on_line = lambda who, what: lines.append(f"{simulation.now:14.4f}  {who:12} {what}")
