@@ -23,6 +23,8 @@ from .year import plan, run_plan, run_plans
 
 #: Failing seeds that are cut down and shown.
 SHOWN = 3
+#: Seeds of years between two lines of a log.
+TOLD_EVERY = 10
 
 
 def show(outcome: Outcome) -> None:
@@ -78,6 +80,8 @@ def _years(options: argparse.Namespace) -> int:
             print(f"{outcome.plan}\n  {outcome.violations[0]}", flush=True)
         if sys.stderr.isatty():
             print(f"\r{runs} of {options.seeds}, {failed} failed", end="", file=sys.stderr)
+        elif runs % TOLD_EVERY == 0:
+            print(f"seeds up to {outcome.plan.seed}: {failed} of {runs:,} failed", file=sys.stderr, flush=True)
     print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
     seconds = time.monotonic() - began
     print(f"{runs:,} seeds, {days / 365:,.1f} years of virtual time in {seconds:,.0f} s: {failed} failed")
