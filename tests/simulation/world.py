@@ -28,6 +28,7 @@ from synchronizer import (
     SegmentInfo,
     SegmentStore,
     StoreUnavailableError,
+    SystemClock,
     UnknownOutcome,
 )
 from synchronizer.stores.memory import MemoryStore
@@ -708,6 +709,8 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "secrets": secrets,
         "random": _Random(secrets),
         "SHARED": _Jobs(simulation),
+        # For what the product measures without the clock of a client.
+        "SystemClock": type("SystemClock", (SystemClock,), {"monotonic": lambda self: simulation.now}),
         "BackgroundThread": partial(_background_thread, simulation),
         "new_reader_id": lambda: f"worker-{secrets.token_hex(4)}",
         "asyncio": SimAsyncio(simulation),
