@@ -213,6 +213,8 @@ class CommitSlots:
         if not self._is_whole():
             return False
         reply = self._own_reply()
+        if reply is Reply.UNKNOWN:  # also of a damaged request, whose damage the next look must find
+            return False
         self._written = self._number << _FLAG_BITS
         self._words[self._own_base + _REQUEST] = self._written
         if reply not in (Reply.COMMITTED, Reply.DECLINED, Reply.RECOVERED):

@@ -496,6 +496,18 @@ def test_a_damaged_request_is_run_by_its_owner(line: Line) -> None:
     assert call.result(PATIENCE_SECONDS) == Appended(0, 4)
 
 
+def test_a_request_that_was_lost_with_its_file_may_have_been_taken(line: Line) -> None:
+    file, slots = f"{line.path}.commits", line.slots
+    slots.claim(line.last_commit)
+    slots.post(b"request")
+    assert slots.reply is Reply.NONE
+    size = os.path.getsize(file)
+    os.truncate(file, 0)
+    os.truncate(file, size)
+    assert not slots.withdraw()
+    assert slots.reply is Reply.UNKNOWN
+
+
 def test_requests_for_another_database_are_not_taken(line: Line, tmp_path: Path) -> None:
     line.gate.acquire(PATIENCE_SECONDS)
     call = line.call(line.stores[0].append, "s", b"1234")
