@@ -341,6 +341,9 @@ def test_dead_letters_are_listed_replayed_and_discarded_with_the_keyboard(url: s
         assert page.locator("#letters-of").evaluate("element => element === document.activeElement")
         until(lambda: rows.count() == 25)
         assert page.locator("#letters-newest").is_disabled()
+        assert page.locator("#letters").evaluate(
+            "table => table.offsetWidth <= table.closest('.scroll').clientWidth"
+        ), "the buttons can be seen without scrolling"
         page.get_by_role("button", name="Older").press("Enter")
         until(lambda: rows.count() == 3)
         page.get_by_role("button", name="Newest").press("Enter")
