@@ -1,6 +1,6 @@
 """A process that uses a store and a group while something is used up, and for which all is as before when it is not.
 
-Spawned, because what is used up is the process's own. It answers ``None``, or what went wrong.
+A process of its own, because what is used up is the process's own. It answers ``None``, or what went wrong.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _live(url: str, used_up: Callable[[], object]) -> None:
 def use_first(connection: Connection, url: str) -> None:
     """Use a client for the first time without descriptors: only our errors, and each call works when there are some.
 
-    From then on it also works without.
+    From then on it also works without. For a spawned process: a forked one may have loaded what this loads.
     """
     try:
         with rg.connect(url) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from contextlib import ExitStack
 
 import psycopg
@@ -22,7 +23,7 @@ def test_a_process_whose_descriptors_are_used_up_goes_on_when_there_are_some(sha
 
 def test_a_client_is_used_for_the_first_time_without_descriptors() -> None:
     """The parts of a client are not loaded yet. Each fails with our error, and can be repeated."""
-    with running(use_first, "memory://") as (_, connection):
+    with running(use_first, "memory://", context=multiprocessing.get_context("spawn")) as (_, connection):
         failed, failed_again = receive(connection)
         assert {"create a stream", "write", "create a group", "read", "read in bulk"} <= {*failed}
         assert failed_again == []

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -26,10 +27,12 @@ LONG = PATIENCE_SECONDS
 
 
 @contextmanager
-def running(work: Callable[..., None], *arguments: object) -> Iterator[tuple[BaseProcess, Connection]]:
+def running(
+    work: Callable[..., None], *arguments: object, context: BaseContext = CLEAN
+) -> Iterator[tuple[BaseProcess, Connection]]:
     """A process that runs ``work(connection, *arguments)`` and is killed at the end of the block if it still does."""
-    here, there = CLEAN.Pipe()
-    process = CLEAN.Process(target=work, args=(there, *arguments), daemon=True)
+    here, there = context.Pipe()
+    process: BaseProcess = context.Process(target=work, args=(there, *arguments), daemon=True)  # type: ignore[attr-defined]
     process.start()
     there.close()
     try:
