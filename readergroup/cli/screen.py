@@ -34,18 +34,19 @@ def _console(*, stderr: bool) -> Console:
 
 def say(what: str | Table) -> None:
     """Print a text or a table for people, wrapped to the width of a terminal."""
-    if sys.stdout.isatty():
-        out().print(what)
-    else:
-        print(what)
+    _print(what)
 
 
 def warn(text: str) -> None:
-    text = f"readergroup: {text}"
-    if sys.stderr.isatty():
-        _console(stderr=True).print(text)
+    _print(f"readergroup: {text}", stderr=True)
+
+
+def _print(what: str | Table, *, stderr: bool = False) -> None:
+    stream = sys.stderr if stderr else sys.stdout
+    if stream.isatty():
+        _console(stderr=stderr).print(what)
     else:
-        print(text, file=sys.stderr)
+        print(what, file=stream)
 
 
 def print_json(value: object) -> None:

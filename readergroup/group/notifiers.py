@@ -161,7 +161,7 @@ class RetentionNotifier(PollingNotifier[ReaderGroupState, RetentionNotification]
 
 
 class StateNotifiers(NamedTuple):
-    """The notifiers of what a group's state shows."""
+    """The notifiers of a group, one of each kind. Those of lag are apart: there is one for each set of thresholds."""
 
     segments: SegmentNotifier
     end_of_data: EndOfDataNotifier

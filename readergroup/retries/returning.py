@@ -16,7 +16,7 @@ from typing import Final
 from synchronizer import (
     ClosedError,
     DeadlineExceededError,
-    HeldLock,
+    HeldLock,  # here, not for type checkers only: the thread must not load it
     LeaseLostError,
     NotFoundError,
     ReaderGroupError,

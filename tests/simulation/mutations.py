@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
-import readergroup as rg
 from notifications.durable import DurableListening
-from readergroup.group import manager, updater
+from readergroup.group import updater
 from readergroup.group.following import GroupFollower
 from readergroup.group.model import positions, updates, weights
 from readergroup.group.model.checkpoint import CheckpointState
@@ -54,6 +53,7 @@ from tests.places import PACKAGES
 from .auditor import Violation
 from .run import run
 from .scenario import generate
+from .world import load_product
 from .year import run_seed
 
 MAX_SEEDS: Final = 2_000
@@ -96,10 +96,6 @@ class Words(NamedTuple):
         code = compile("from __future__ import annotations\n" + source, f"<{self.name}, mutated>", "exec")
         exec(code, function.__globals__, made)
         return made[function.__name__]
-
-
-#: A module that is loaded under a mutation would keep it.
-_LOADED: Final = [manager, *(getattr(rg, name) for name in rg.__all__)]
 
 
 class Constant(NamedTuple):
@@ -542,6 +538,7 @@ BY_NAME: Final = {mutation.name: mutation for mutation in (*MUTATIONS, *LONG_MUT
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Inside, the product lacks this rule."""
+    load_product()  # a module that is loaded inside would keep the mutation
     with ExitStack() as undo:
         for change in BY_NAME[name].changes:
             for place, attribute, value in list(change.replacements()):

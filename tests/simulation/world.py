@@ -692,7 +692,7 @@ _NOT_SIMULATED: Final = (
 
 
 @cache
-def _load_product() -> None:
+def load_product() -> None:
     """Load what calls would load first during a simulation: it would have the real threads."""
     for file in product_files():
         path = str(file.relative_to(ROOT))
@@ -718,7 +718,7 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "READY_EVENTS": READY_EVENTS,
     }
     replaced: list[tuple[Any, str, object]] = []
-    _load_product()
+    load_product()
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ("synchronizer", "notifications", "readergroup") and "testing" not in name:
             for attribute, value in in_place.items():

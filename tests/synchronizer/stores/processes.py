@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -28,11 +28,11 @@ LONG = PATIENCE_SECONDS
 
 @contextmanager
 def running(
-    work: Callable[..., None], *arguments: object, context: BaseContext = CLEAN
+    work: Callable[..., None], *arguments: object, context: ForkServerContext | SpawnContext = CLEAN
 ) -> Iterator[tuple[BaseProcess, Connection]]:
     """A process that runs ``work(connection, *arguments)`` and is killed at the end of the block if it still does."""
     here, there = context.Pipe()
-    process: BaseProcess = context.Process(target=work, args=(there, *arguments), daemon=True)  # type: ignore[attr-defined]
+    process = context.Process(target=work, args=(there, *arguments), daemon=True)
     process.start()
     there.close()
     try:
