@@ -224,10 +224,10 @@ class SharedCommit:
 
     def _gets_requests(self, end: float) -> bool:
         """Wait a moment for requests; return False if there are none, or a process must have the gate itself."""
-        end = min(end, _monotonic() + _LINGER_SECONDS)
-        while not (waiting := self._slots.waiting()) and _monotonic() < end:
+        linger = min(end, _monotonic() + _LINGER_SECONDS)
+        while not (waiting := self._slots.waiting()) and _monotonic() < linger:
             os.sched_yield()
-        return _monotonic() < end and all(waiting)
+        return bool(waiting) and all(waiting) and _monotonic() < end
 
     def settle(self, reply: Reply) -> None:
         """Write for the waiting processes what became of their requests."""

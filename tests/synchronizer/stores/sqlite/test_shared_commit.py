@@ -222,6 +222,8 @@ def taken_by_a_leader_that_dies(line: Line, monkeypatch: pytest.MonkeyPatch) -> 
 def commit_together(line: Line, stores: list[SqliteStore]) -> None:
     """Let the stores append a byte each, all in one commit. This hand holds the gate until then."""
     before = line.last_commit()
+    for store in stores:
+        store._others.is_answered = False  # a store that hands over leads nobody
     calls = [line.call(store.append, "s", b".") for store in stores]
     until(lambda: all(is_posted(store) for store in stores))
     line.gate.release()
@@ -359,7 +361,7 @@ def test_a_process_that_stopped_in_the_next_place_holds_up_a_write_once_for_a_mo
             begun = time.monotonic()
             store.append("s", b"1")
             took.append(time.monotonic() - begun)
-    assert 0.25 <= min(took) < 0.4
+    assert 0.25 <= min(took) < 0.5
 
 
 def test_what_was_committed_stays_so_if_the_rest_fails(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,10 +432,11 @@ def test_a_request_is_withdrawn_at_the_deadline(impatient_line: Line) -> None:
 
 def test_a_leader_that_stops_leaves_an_unknown_outcome(impatient_line: Line) -> None:
     impatient_line.gate.acquire(PATIENCE_SECONDS)
-    call = impatient_line.call(impatient_line.stores[0].append, "s", b"perhaps", expected_offset=0)
-    until(impatient_line.waiting)
-    assert impatient_line.take()
-    answer = call.result(PATIENCE_SECONDS)
+    with patient_processes():  # it waits for its leader until its write timeout
+        call = impatient_line.call(impatient_line.stores[0].append, "s", b"perhaps", expected_offset=0)
+        until(impatient_line.waiting)
+        assert impatient_line.take()
+        answer = call.result(PATIENCE_SECONDS)
     assert isinstance(answer, UnknownOutcome) and "suspended process" in str(answer.cause)
     impatient_line.gate.release()
     assert impatient_line.stores[0].append("s", b"perhaps", expected_offset=0) == Appended(0, 7)
