@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -37,6 +38,7 @@ _MOST_SEGMENTS: Final = 10
 def act(life: Life, url: str, diary: Path) -> None:
     """Be the process of this life, and write down what happens to it."""
     signal.alarm(_LONGEST_LIFE_SECONDS)
+    import_module("tests.chaos.everything")  # a no-op where the process was forked with it
     gc.freeze()  # what was imported: it is collected so often here that looking through it would take most of the time
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -35,7 +35,7 @@ _SIGNALS: Final[dict[Action, signal.Signals]] = {
 
 # Processes of their own, forked by one that has imported everything and opened nothing.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.chaos.actors"])
+_context.set_forkserver_preload(["tests.chaos.actors", "tests.chaos.everything"])
 
 
 def play(plan: Plan, folder: Path, host: Host) -> Evidence:

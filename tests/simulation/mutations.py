@@ -53,7 +53,7 @@ from tests.places import PACKAGES
 from .auditor import Violation
 from .run import run
 from .scenario import generate
-from .world import load_product
+from .world import load_simulated
 from .year import run_seed
 
 MAX_SEEDS: Final = 2_000
@@ -538,7 +538,7 @@ BY_NAME: Final = {mutation.name: mutation for mutation in (*MUTATIONS, *LONG_MUT
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Inside, the product lacks this rule."""
-    load_product()  # a module that is loaded inside would keep the mutation
+    load_simulated()  # a module that is loaded inside would keep the mutation
     with ExitStack() as undo:
         for change in BY_NAME[name].changes:
             for place, attribute, value in list(change.replacements()):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib import import_module
 from typing import Any, Final, NamedTuple, TypeVar
 
 import readergroup as rg
@@ -33,7 +32,7 @@ from synchronizer import (
 )
 from synchronizer.stores.memory import MemoryStore
 from synchronizer.threads.background import keep_running
-from tests.places import ROOT, product_files
+from tests.places import load_product
 
 from .loops import SimAsyncio
 from .threads import SimThread, Simulation, Thread, Threading
@@ -692,12 +691,9 @@ _NOT_SIMULATED: Final = (
 
 
 @cache
-def load_product() -> None:
+def load_simulated() -> None:
     """Load what calls would load first during a simulation: it would have the real threads."""
-    for file in product_files():
-        path = str(file.relative_to(ROOT))
-        if not any(part in path for part in _NOT_SIMULATED):
-            import_module(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    load_product(*_NOT_SIMULATED)
 
 
 @contextmanager
@@ -718,7 +714,7 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "READY_EVENTS": READY_EVENTS,
     }
     replaced: list[tuple[Any, str, object]] = []
-    load_product()
+    load_simulated()
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ("synchronizer", "notifications", "readergroup") and "testing" not in name:
             for attribute, value in in_place.items():
