@@ -6,10 +6,13 @@ Every public name of the classes below either has an entry in `CALLS`, or is lis
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import count
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
@@ -21,6 +24,7 @@ from readergroup.group.manager import ReaderGroupManager
 from readergroup.streams.manager import StreamManager
 from synchronizer import open_store
 from synchronizer.testing import FailingStore, InstantClock, Operation
+from tests.waiting import until
 
 STREAM: Final = "shop/orders"
 OTHER: Final = "shop/returns"
@@ -32,6 +36,7 @@ CLASSES: Final = (
     rg.Client, StreamManager, ReaderGroupManager, rg.ReaderGroup, rg.Reader, rg.BatchClient, rg.DeadLetters,
     rg.EventWriter, rg.Transaction, rg.SharedMap, rg.SharedSet, rg.SharedConfig, rg.SharedCounter, rg.EventQueue,
     rg.HeldLock, rg.LeaderElection, rg.Membership, rg.Barrier, rg.NotificationRecord, rg.StateSynchronizer,
+    rg.EventProcessor, rg.Outbox, rg.OutboxRelay, rg.ReaderPool,
 )  # fmt: skip
 
 
@@ -267,6 +272,49 @@ def _commit(world: World) -> Callable[[], object]:
     return commit
 
 
+def _outbox(world: World) -> rg.Outbox[bytes]:
+    """Return an outbox with one event."""
+    folder = TemporaryDirectory()
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(f"{folder.name}/app.db")
+
+    found = rg.Outbox(world.client, connect)
+    found.create_table()
+    with closing(connect()) as database:
+        found.write(database, STREAM, b"y")
+        database.commit()
+    return found
+
+
+def _waiting(outbox: rg.Outbox[bytes]) -> object:
+    lag = outbox.lag()
+    return lag.events, lag.relay
+
+
+def _relayed(outbox: rg.Outbox[bytes]) -> object:
+    with outbox.relay() as relay:
+        until(lambda: relay.events_moved == 1, seconds=30)
+    return outbox.lag().events
+
+
+def _processor(world: World) -> rg.EventProcessor:
+    return world.client.event_processor("mail", lambda event: None)
+
+
+def _pool(world: World) -> Callable[[], object]:
+    world.streams.seal(STREAM)
+    handled: list[bytes] = []
+    policy = rg.ReaderScalingPolicy(min_readers=1, max_readers=2)
+    pool = world.group.pool(lambda event: handled.append(event.data), readers=policy, workers="thread")
+
+    def run() -> object:
+        pool.run()
+        return handled
+
+    return run
+
+
 def _group_names(world: World) -> object:
     return list(world.groups.list())
 
@@ -289,6 +337,10 @@ CALLS: Final[Mapping[str, Call]] = {
     "StreamManager.copy": _ask(lambda w: len(w.streams.copy(STREAM, OTHER, threads=1).segments)),
     "StreamManager.delete": _then(lambda w: w.streams.delete(STREAM), lambda w: w.streams.exists(STREAM)),
     "StreamManager.scale": _ask(lambda w: len(w.streams.scale(STREAM, split=[0]).segments)),
+    "StreamManager.scale by a merge": _with(
+        lambda w: w.streams.scale(STREAM, split=[0]) and w.streams,
+        lambda streams: len(streams.scale(STREAM, merge=[1, 2]).segments),
+    ),
     "StreamManager.seal": _ask(lambda w: w.streams.seal(STREAM).sealed),
     "StreamManager.truncate": _then(
         lambda w: w.streams.truncate(STREAM, w.streams.tail_cut(w.streams.fetch_state(STREAM))),
@@ -414,6 +466,12 @@ CALLS: Final[Mapping[str, Call]] = {
     "StateSynchronizer.delete": _with(_state, lambda s: s.delete()),
     "NotificationRecord.range": _ask(lambda w: w.group.notification_record.range()),
     "NotificationRecord.read": _ask(lambda w: list(w.group.notification_record.read())),
+    "EventProcessor.add": _with(_processor, lambda p: (p.add(b"x"), p.join(0))),
+    "EventProcessor.drain": _with(_processor, lambda p: (p.add(b"x"), p.drain(timeout=10), p.processed_events)),
+    "Outbox.lag": _with(_outbox, _waiting),
+    "Outbox.relay": _with(_outbox, _relayed),
+    "Outbox.stuck_notifier": _with(_outbox, lambda outbox: outbox.stuck_notifier is not None),
+    "ReaderPool.run": _pool,
     "Client.synchronizer": _ask(lambda w: _state(w).state.value),
     "Client.shared_map": _ask(lambda w: w.client.shared_map("prices", int).copy()),
     "Client.shared_set": _ask(lambda w: w.client.shared_set("seen", int).copy()),
@@ -435,22 +493,26 @@ CALLS: Final[Mapping[str, Call]] = {
 #: Public names without an entry, and why.
 NOT_CALLED: Final[Mapping[str, frozenset[str]]] = {
     "asks no store: it tells what this process knows, or makes an object of it": frozenset({
-        "BatchClient.ranges_between", "Barrier.arrival", "Barrier.check_open", "Barrier.closed", "Client.batch",
-        "Client.groups", "Client.streams", "Client.telemetry", "EventWriter.failure", "EventWriter.has_room",
-        "EventWriter.transaction", "HeldLock.check", "LeaderElection.check", "LeaderElection.check_open",
-        "LeaderElection.fencing_token", "LeaderElection.is_candidate", "LeaderElection.is_leader",
-        "LeaderElection.member_timeout_seconds", "LeaderElection.on_elected", "LeaderElection.on_lost",
-        "LeaderElection.on_news", "Membership.is_member", "Membership.member_timeout_seconds", "Membership.on_dead",
-        "Membership.on_joined", "Membership.on_left", "Reader.assigned_segments", "Reader.position", "Reader.stop",
-        "ReaderGroup.checkpoint_notifier", "ReaderGroup.config", "ReaderGroup.counters",
-        "ReaderGroup.end_of_data_notifier", "ReaderGroup.lag_notifier", "ReaderGroup.notification_record",
-        "ReaderGroup.pool", "ReaderGroup.reader_notifier", "ReaderGroup.retention_notifier",
-        "ReaderGroup.segment_notifier", "ReaderGroup.state", "SharedConfig.kind", "SharedConfig.value",
-        "SharedCounter.kind", "SharedCounter.value", "SharedMap.copy", "SharedMap.get", "SharedMap.items",
-        "SharedMap.keys", "SharedMap.kind", "SharedMap.values", "SharedSet.copy", "SharedSet.isdisjoint",
-        "SharedSet.kind", "StateSynchronizer.applied_length", "StateSynchronizer.bytes_since_compaction",
-        "StateSynchronizer.revision", "StateSynchronizer.segment", "StateSynchronizer.snapshot_of_state",
-        "StateSynchronizer.state", "StateSynchronizer.transitions", "StreamManager.copies", "StreamManager.timeout",
+        "Barrier.arrival", "Barrier.check_open", "Barrier.closed", "BatchClient.ranges_between", "Client.batch",
+        "Client.groups", "Client.streams", "Client.telemetry", "EventProcessor.active", "EventProcessor.error",
+        "EventProcessor.join", "EventProcessor.latency", "EventProcessor.processed_bytes",
+        "EventProcessor.processed_events", "EventWriter.failure", "EventWriter.has_room", "EventWriter.transaction",
+        "HeldLock.check", "LeaderElection.check", "LeaderElection.check_open", "LeaderElection.fencing_token",
+        "LeaderElection.is_candidate", "LeaderElection.is_leader", "LeaderElection.member_timeout_seconds",
+        "LeaderElection.on_elected", "LeaderElection.on_lost", "LeaderElection.on_news", "Membership.is_member",
+        "Membership.member_timeout_seconds", "Membership.on_dead", "Membership.on_joined", "Membership.on_left",
+        "Outbox.create_table", "Outbox.ddl", "Outbox.write", "OutboxRelay.events_moved", "OutboxRelay.is_active",
+        "Reader.assigned_segments", "Reader.position", "Reader.stop", "ReaderGroup.checkpoint_notifier",
+        "ReaderGroup.config", "ReaderGroup.counters", "ReaderGroup.end_of_data_notifier", "ReaderGroup.lag_notifier",
+        "ReaderGroup.notification_record", "ReaderGroup.pool", "ReaderGroup.reader_notifier",
+        "ReaderGroup.retention_notifier", "ReaderGroup.segment_notifier", "ReaderGroup.state",
+        "ReaderPool.desired_readers", "ReaderPool.stop", "ReaderPool.workers", "SharedConfig.kind",
+        "SharedConfig.value", "SharedCounter.kind", "SharedCounter.value", "SharedMap.copy", "SharedMap.get",
+        "SharedMap.items", "SharedMap.keys", "SharedMap.kind", "SharedMap.values", "SharedSet.copy",
+        "SharedSet.isdisjoint", "SharedSet.kind", "StateSynchronizer.applied_length",
+        "StateSynchronizer.bytes_since_compaction", "StateSynchronizer.revision", "StateSynchronizer.segment",
+        "StateSynchronizer.snapshot_of_state", "StateSynchronizer.state", "StateSynchronizer.transitions",
+        "StreamManager.copies", "StreamManager.timeout",
     }),
     "its threads call the store, and repeat what fails until they are closed": frozenset({
         "Client.event_processor", "EventWriter.note_time", "EventWriter.wait_for_room", "EventWriter.write",
@@ -460,24 +522,27 @@ NOT_CALLED: Final[Mapping[str, frozenset[str]]] = {
         "Transaction.write", "Transaction.write_arrow", "Transaction.write_batch",
     }),
     "one round of the threads, for a clock that is moved by hand: the next round repeats it": frozenset({
-        "Barrier.step", "Client.step", "LeaderElection.step", "Membership.step", "ReaderGroup.step",
-        "ReaderGroupManager.step", "SharedConfig.step", "SharedCounter.step", "SharedMap.step", "SharedSet.step",
-        "StateSynchronizer.poll_listeners", "StateSynchronizer.step",
+        "Barrier.step", "Client.step", "EventProcessor.handle_queued", "EventProcessor.step", "LeaderElection.step",
+        "Membership.step", "OutboxRelay.step", "ReaderGroup.step", "ReaderGroupManager.step", "SharedConfig.step",
+        "SharedCounter.step", "SharedMap.step", "SharedSet.step", "StateSynchronizer.poll_listeners",
+        "StateSynchronizer.step",
     }),
     "it ends what was opened, and has no answer": frozenset({
-        "Barrier.close", "Client.close", "EventQueue.close", "LeaderElection.close", "Membership.close",
-        "ReaderGroup.close", "ReaderGroupManager.close", "SharedConfig.close", "SharedCounter.close",
-        "SharedMap.close", "SharedSet.close", "StateSynchronizer.close", "StreamManager.close",
+        "Barrier.close", "Client.close", "EventProcessor.close", "EventQueue.close", "LeaderElection.close",
+        "Membership.close", "OutboxRelay.close", "ReaderGroup.close", "ReaderGroupManager.close", "ReaderPool.close",
+        "SharedConfig.close", "SharedCounter.close", "SharedMap.close", "SharedSet.close", "StateSynchronizer.close",
+        "StreamManager.close",
     }),
     "another entry has the same calls of the store": frozenset({
+        "EventProcessor.add_many", "EventProcessor.clear", "EventProcessor.dead_letters",
+        "EventProcessor.forget_dead_letters", "EventProcessor.handled_upto", "EventProcessor.outstanding_bytes",
         "HeldLock.release", "LeaderElection.observe", "NotificationRecord.follow", "NotificationRecord.record_batches",
         "NotificationRecord.table", "Reader.batches", "Reader.go_on", "Reader.read_arrow", "Reader.read_batch",
         "ReaderGroup.concurrent_reader", "ReaderGroup.open_reader", "ReaderGroupManager.note_skipped",
         "ReaderGroupManager.subscribers", "SharedConfig.watch", "SharedCounter.watch", "SharedMap.watch",
         "SharedSet.watch", "StateSynchronizer.update_state_with_attributes", "StateSynchronizer.watch",
         "StreamManager.fetch_state", "StreamManager.finish_pending", "StreamManager.resolve",
-        "StreamManager.segment_lengths", "StreamManager.states", "StreamManager.synchronizer",
-        "StreamManager.tail_cut",
+        "StreamManager.segment_lengths", "StreamManager.states", "StreamManager.synchronizer", "StreamManager.tail_cut",
     }),
     "one look of a loop that repeats it": frozenset({"StateSynchronizer.wait_for_growth"}),
     "for copies into a staging stream, which a later round deletes again": frozenset({"StreamManager.delete_staged"}),
