@@ -20,6 +20,8 @@ STREAM = "shop/orders"
 #: Ten events per second and segment.
 POLICY = rg.ScalingPolicy.by_event_rate(10, max_segments=4)
 METADATA = f"stream/{STREAM}"
+#: Keys with the hashes 0.28 and 0.81.
+LOW, HIGH = "2", "0"
 
 
 @pytest.fixture
@@ -51,6 +53,14 @@ def write(client: rg.Client, count: int, *, size: int = 10, keys: int = 97) -> N
     with client.writer(STREAM) as writer:
         for number in range(count):
             writer.write(b"x" * size, routing_key=f"key-{number % keys}")
+
+
+def write_blocks(client: rg.Client, blocks: int, events: int, *, size: int = 10, routing_key: str = LOW) -> None:
+    """Write so many events into each block: how many share one, and so the bytes of each, depends on time otherwise."""
+    with client.writer(STREAM) as writer:
+        for _ in range(blocks):
+            writer.write_many([b"x" * size] * events, routing_key)
+            writer.flush()
 
 
 def run(
@@ -130,7 +140,8 @@ def test_events_of_very_different_sizes_are_counted(
     begin(client, rg.ScalingPolicy.by_event_rate(1e9, min_segments=2, max_segments=2))
     for size, count in ((10, 500), (20_000, 300), (100, 20_000)):
         before = newest(store).newest.counts
-        write(writing, count, size=size)  # up to 6 MB: more than the first blocks
+        for key in LOW, HIGH:  # up to 3 MB in each segment: more than the first blocks
+            write_blocks(writing, 10, count // 20, size=size, routing_key=key)
         clock.advance(30)
         client.streams.maintenance.step()
         after = newest(store).newest.counts
@@ -143,8 +154,8 @@ def test_events_are_counted_in_each_segment_by_their_sizes_there(
     begin(client, rg.ScalingPolicy.by_event_rate(1e9, min_segments=2, max_segments=2))
     with writing.writer(STREAM) as writer:
         for _ in range(100):
-            writer.write(b"x" * 10, routing_key="2")  # its hash is 0.28
-            writer.write(b"x" * 5000, routing_key="0")  # 0.81
+            writer.write(b"x" * 10, routing_key=LOW)
+            writer.write(b"x" * 5000, routing_key=HIGH)
     run(client, clock, 30)
     assert newest(store).newest.counts == {0: 100, 1: 100}
 
@@ -157,9 +168,9 @@ def test_events_that_are_deleted_before_they_are_counted_are_estimated(
     client: rg.Client, writing: rg.Client, clock: ManualClock, store: SegmentStore
 ) -> None:
     begin(client, rg.ScalingPolicy.by_event_rate(1e9))
-    run(client, clock, 60, lambda: write(writing, 1000))
+    run(client, clock, 60, lambda: write_blocks(writing, 10, 100))
     before = newest(store).newest.counts[0]
-    write(writing, 1000)
+    write_blocks(writing, 10, 100)
     client.streams.truncate(STREAM, client.streams.info(STREAM).tail)
     run(client, clock, 30)
     assert newest(store).newest.counts[0] - before == pytest.approx(1000, rel=0.02)
