@@ -101,3 +101,8 @@ class ConcurrentReader(Reader[T]):
     def is_alive(self) -> bool:
         """Whether events may be started: the lease is valid. Any thread may ask."""
         return not self._member.closed and self._member.is_alive()
+
+    @property
+    def is_out(self) -> bool:
+        """Whether no event may be started any more: the reader has left the group, or was removed."""
+        return self._member.closed or self._member.lease.lost

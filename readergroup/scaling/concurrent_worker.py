@@ -287,7 +287,7 @@ class ConcurrentWorker(Worker[T]):
             with self.condition:
                 if self._flight.quiet and not self._to_set_aside:
                     break
-                if not self._flight.running and not reader.is_alive:
+                if not self._flight.running and reader.is_out:
                     break
             self._changed.wait(_LONG_SECONDS)
         self._apply(reader)

@@ -22,6 +22,8 @@ from readergroup.scaling import worker_process
 from readergroup.scaling.concurrent_worker import MIN_WINDOW_EVENTS, ConcurrentWorker
 from readergroup.scaling.in_flight import Item
 from readergroup.streams.config import SegmentId
+from synchronizer import open_store
+from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
 from tests.readergroup.scaling.handlers import Diary, DieAlwaysAt, Fault, InThread, dead_letters, write
 from tests.waiting import until
@@ -507,6 +509,49 @@ def test_stop_finishes_what_was_started_and_returns_the_rest(client: rg.Client, 
     client.streams.seal(STREAM)
     group.pool(lambda event: watch.end(event), concurrency=10).run()
     assert watch.texts == texts(400)  # and none twice
+
+
+def test_stop_repeats_nothing_though_the_lease_has_expired(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker starts the next event of the key when it has renewed its lease."""
+    store = FailingStore(open_store("memory://"))
+    with rg.Client(store) as client:
+        client.streams.create(STREAM)
+        group = client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=2.0)
+        with client.writer(STREAM) as writer:
+            for text, key in (("e00000", "a"), ("e00001", "a"), ("e00002", "b")):
+                writer.write(text.encode(), routing_key=key)
+        go_on = threading.Event()
+
+        def handle(event: rg.Event[bytes]) -> None:
+            watch.begin(event)
+            if event.raw == b"e00000":
+                go_on.wait(120)
+            watch.end(event)
+
+        def fail_append(operation: Operation) -> None:
+            if operation.verb == "append":
+                raise rg.StoreUnavailableError("away")
+
+        pool = group.pool(handle, concurrency=2)
+        running = InThread(pool.run)
+        until(lambda: watch.texts == ["e00002"])
+        (found,) = pool.workers
+        worker: ConcurrentWorker[bytes] = found._worker  # type: ignore[attr-defined]
+        store.before = fail_append
+        until(lambda: worker._concurrent_reader and not worker._concurrent_reader.is_alive)
+        pool.stop()
+        until(lambda: worker._flight._stopping)
+        go_on.set()
+        until(lambda: not worker._flight.running)
+        looks: list[object] = []
+        settle = worker._settle
+        monkeypatch.setattr(worker, "_settle", lambda reader: looks.append(settle(reader)))
+        until(lambda: len(looks) > 1 or worker._halted)
+        store.before = None
+        running.join()
+        client.streams.seal(STREAM)
+        group.pool(watch.end, concurrency=2).run()
+    assert watch.texts == texts(3)  # and none twice
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
