@@ -78,6 +78,7 @@ class LeaderElection:
         self._on_elected: list[Callable[[int], object]] = []
         self._on_lost: list[Callable[[], object]] = []
         self._told: int | None = None  # the token that the listeners received last
+        self._led: int | None = None  # the token when a listener registered: it hears of the end of this term
         self._telling = Keeper(
             self._tell_until_closed,
             name=f"{self.synchronizer.name}-listeners",
@@ -213,6 +214,7 @@ class LeaderElection:
         """
         check_callable(listener, "a listener")
         self._on_lost.append(listener)
+        self._led = self._token()
         self._start_telling()
         return listener
 
@@ -283,18 +285,19 @@ class LeaderElection:
 
     def _wait_for_news(self, seconds: float) -> None:
         self._participant.wait_until(
-            lambda: self._closed or self._token() != self._told, Deadline(self._clock, seconds)
+            lambda: self._closed or self._led is not None or self._token() != self._told,
+            Deadline(self._clock, seconds),
         )
 
     def _tell(self) -> None:
         token = self._token()
-        if token == self._told:
-            return
         told, self._told = self._told, token
-        if told is not None:
+        led, self._led = self._led, None
+        ended = led if told is None else told
+        if ended is not None and ended != token:
             for on_lost in self._on_lost:
                 _call(on_lost)
-        if token is not None:
+        if token is not None and token != told:
             for on_elected in self._on_elected:
                 _call(on_elected, token)
 

@@ -454,6 +454,20 @@ def test_a_follower_that_cannot_get_back_in_line_now_tries_again_soon(world: Wor
     assert leaders(a, b) == ["a"]
 
 
+def test_a_listener_that_registers_in_a_term_hears_of_its_end_though_no_thread_has_told_of_its_beginning(
+    world: World,
+) -> None:
+    a = candidate(world, "a", campaigns=False)
+    a.campaign(wait=False)
+    lost: list[bool] = []
+    a.on_lost(lambda: lost.append(a.is_leader))
+    a.resign()
+    world.step()
+    assert lost == [False]
+    world.step()
+    assert lost == [False]
+
+
 def test_a_listener_that_exits_stops_no_other(world: World) -> None:
     a = candidate(world, "a", campaigns=False)
     heard: list[int] = []
