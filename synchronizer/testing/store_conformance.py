@@ -926,12 +926,13 @@ class SegmentStoreConformance:
 
     def test_a_wait_that_begins_beside_an_append_hears_it(self, store: SegmentStore) -> None:
         _segment(store)
-        both = threading.Barrier(2, timeout=_LONG)
+        both, pause = threading.Barrier(2, timeout=_LONG), threading.Event()
         clock, seconds = SystemClock(), []
 
         def append_all() -> None:
-            for _ in range(100):
+            for number in range(100):
                 both.wait()
+                pause.wait(number % 5 * 0.0005)  # before, during and after the beginning of the wait
                 store.append("s", b"x")
 
         with ThreadPoolExecutor(1) as threads:

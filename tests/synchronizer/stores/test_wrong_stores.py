@@ -25,6 +25,7 @@ from synchronizer import (
 )
 from synchronizer.stores.memory import MemoryStore
 from synchronizer.testing import SegmentStoreConformance
+from tests.waiting import until
 
 Changes = Mapping[str, AttributeChange]
 
@@ -302,7 +303,7 @@ class LooksAndThenListens(Wrong):
         changed = super().wait(known, 0)
         if changed or not timeout:
             return changed
-        time.sleep(0.001)
+        until(lambda: super(LooksAndThenListens, self).wait(known, 0), "an append in between")
         return super().wait({name: self.info(name).length for name in known}, timeout)
 
 
