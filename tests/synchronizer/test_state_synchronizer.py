@@ -52,7 +52,7 @@ from tests.synchronizer.accounts import (
     stepwise,
     threads,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 
@@ -479,8 +479,10 @@ class TestDeadlines:
 
     def _wait_in_vain(self, store: SegmentStore, clock: ManualClock) -> None:
         replica = opened(store, clock=clock)
+        begun = threading.Event()
         with threads(1) as pool:
-            waiting = pool.submit(replica.wait_for, lambda state: state.value == 5, timeout=3)
+            waiting = pool.submit(replica.wait_for, lambda state: begun.set() or state.value == 5, timeout=3)
+            assert begun.wait(PATIENCE_SECONDS)  # so that the time counts from now on
             for _ in range(30):
                 opened(store).update_state_unconditionally(Add(amount=10))
                 clock.advance(0.09)
