@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -80,9 +81,10 @@ def test_an_exception_in_the_block_leaves_the_event_in_hand_to_the_next_reader()
                         if int(event.data) == 30:
                             raise ZeroDivisionError
             with pytest.raises(TimeoutError):  # so does a cancellation
-                async with group.reader("second") as reader, asyncio.timeout(0.05):
+                async with group.reader("second") as reader, asyncio.timeout(None) as limit:
                     async for event in reader:
                         if int(event.data) == 40:
+                            limit.reschedule(0)
                             await asyncio.sleep(100)
             async with group.reader("third") as reader:
                 event = await reader.read()
@@ -201,8 +203,8 @@ def test_a_hand_over_repeats_nothing_and_loses_nothing(store_url: str) -> None:
                 async with group.reader(name) as reader:
                     async for event in reader:
                         read[int(event.data)] += 1
-                        if sum(read.values()) % 500 == 0:
-                            await asyncio.sleep(0.01)  # the other one gets its segments between two events
+                        if len(read) > 3000 and not handed_over.is_set():
+                            await asyncio.sleep(0.01)  # the others get their segments before the end
                         if name != "first" and len(reader.assigned_segments) > 1:
                             handed_over.set()
 
@@ -306,6 +308,8 @@ def test_a_callback_that_comes_after_its_read_was_cancelled_waits_for_the_next_r
 
 
 def test_an_application_that_reads_slowly_but_steadily_keeps_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    pauses: list[float] = []
+
     async def test() -> None:
         async with aio.connect("memory://") as client:
             await fill(client, 100)
@@ -314,10 +318,13 @@ def test_an_application_that_reads_slowly_but_steadily_keeps_its_place(caplog: p
                 for number in range(8):
                     event = await reader.read()
                     assert event is not None and int(event.data) == number
+                    begun = time.monotonic()
                     await asyncio.sleep(0.25)
+                    pauses.append(time.monotonic() - begun)
 
     run(test())
-    assert not [each for each in caplog.messages if "was not called for" in each]
+    is_steady = max(pauses) < 0.9  # a busy machine may have made it wait for longer than it may
+    assert not is_steady or not [each for each in caplog.messages if "was not called for" in each]
 
 
 def test_a_failed_callback_raises_at_the_read() -> None:
