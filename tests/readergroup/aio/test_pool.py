@@ -147,15 +147,15 @@ def test_leaving_the_block_finishes_what_runs_and_repeats_nothing(concurrency: i
             ended[event.raw] += 1
 
         async with aio.connect("memory://") as client:
-            group = await billing(client, 100)
+            group = await billing(client, 1000)
             async with group.pool(handle, concurrency=concurrency) as pool:
                 await until(lambda: len(ended) >= 5)
-            assert begun == ended and ended.total() < 100
+            assert begun == ended and ended.total() < 1000
             assert pool.error is None and pool.workers == ()
             assert await in_group(group) == 0
             async with group.pool(handle, concurrency=16) as pool:
                 await pool.join()
-        assert set(ended.values()) == {1} and len(ended) == 100
+        assert set(ended.values()) == {1} and len(ended) == 1000
 
     run(test())
 
@@ -170,14 +170,14 @@ def test_a_cancelled_run_drains(store_url: str) -> None:
             ended[event.raw] += 1
 
         async with aio.connect(store_url) as client:
-            group = await billing(client, 100)
+            group = await billing(client, 1000)
             with pytest.raises(ExceptionGroup) as raised:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task((await group.pool(handle, concurrency=8)).run())
                     await until(lambda: len(ended) >= 5)
                     raise Fault
             assert raised.group_contains(Fault)
-            assert begun == ended and ended.total() < 100
+            assert begun == ended and ended.total() < 1000
             assert await in_group(group) == 0
 
     run(test())
@@ -303,12 +303,12 @@ def test_closing_the_client_drains_while_handlers_still_use_it() -> None:
                 await asyncio.sleep(0.002)
             ended[event.raw] += 1
 
-        group = await billing(client, 100)
+        group = await billing(client, 1000)
         pool = await group.pool(handle, concurrency=8)
         running = asyncio.create_task(pool.run())
         await until(lambda: len(ended) >= 5)
         await client.close()
-        assert begun == ended and ended.total() < 100
+        assert begun == ended and ended.total() < 1000
         await running
 
     run(test())
@@ -393,7 +393,7 @@ def test_ctrl_c_drains(tmp_path: Path) -> None:
 
     async def prepare() -> None:
         async with aio.connect(url) as client:
-            await billing(client, 100)
+            await billing(client, 1000)
 
     run(prepare())
     said = tmp_path / "said"
@@ -405,7 +405,7 @@ def test_ctrl_c_drains(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     words = [line.split() for line in said.read_text().splitlines()]
     begun, ended = ([number for what, number in words if what == each] for each in ("begun", "ended"))
-    assert sorted(begun) == sorted(ended) and len(begun) < 100
+    assert sorted(begun) == sorted(ended) and len(begun) < 1000
     assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt")
     with rg.connect(url) as client:
         group = client.groups.get("billing")
