@@ -16,7 +16,7 @@ import pyarrow
 
 from readergroup import Client, DeadLetter, Event, EventBatch, PydanticSerializer
 from readergroup.scaling.worker_process import Deaths, _Parent
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 class InThread:
@@ -38,7 +38,7 @@ class InThread:
     def running(self) -> bool:
         return self._thread.is_alive()
 
-    def join(self, seconds: float = 60) -> None:
+    def join(self, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait for it to return, and raise what it raised."""
         self._thread.join(seconds)
         assert not self.running, "the call did not return in time"

@@ -445,17 +445,18 @@ def test_a_worker_thread_that_does_not_finish_in_time_leaves_the_group_without_i
     client: rg.Client, group: rg.ReaderGroup
 ) -> None:
     one_key(client, 100)
-    let_go = threading.Event()
+    is_stuck, let_go = threading.Event(), threading.Event()
     seen: list[bytes] = []
 
     def handle(event: rg.Event[bytes]) -> None:
         if event.raw == b"e00050":
+            is_stuck.set()
             let_go.wait(60)
         seen.append(event.raw)
 
     pool = group.pool(handle)
     running = InThread(lambda: pool.run(drain_timeout=0.2))
-    until(lambda: len(seen) == 50)
+    until(is_stuck.is_set)
     (worker,) = pool.workers
     pool.stop()
     running.join()
