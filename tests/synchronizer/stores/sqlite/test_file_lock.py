@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,11 @@ import pytest
 from synchronizer.errors import StoreUnavailableError
 from synchronizer.store import SegmentStore
 from synchronizer.stores import open_store
+from synchronizer.stores.memory import MemoryStore
 from synchronizer.stores.sqlite.file_lock import FairFileLock, Gate
+from synchronizer.stores.sqlite.store import SqliteStore
 from tests.synchronizer.stores.sqlite.gates import held
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 LONG = PATIENCE_SECONDS
 pytestmark = pytest.mark.skipif(not FairFileLock.is_available(), reason="no locks of open files here")
@@ -87,8 +90,17 @@ def test_a_fair_lock_is_passed_on_first_come_first_served(tmp_path: Path, url: s
         with ThreadPoolExecutor() as threads, store.fair_lock("s", LONG):
             for number in range(6):
                 threads.submit(hold, store, number)
-                threading.Event().wait(0.1)  # time to queue up
+                until(lambda: _contenders(store) == number + 2, "one more in the queue")  # noqa: B023
         assert order == list(range(6))
+
+
+def _contenders(store: SegmentStore) -> int:
+    """How many have entered the queue so far."""
+    if isinstance(store, MemoryStore):
+        return sum(map(len, store._memory.fair_queues.values()))
+    assert isinstance(store, SqliteStore)
+    counters = Path(f"{store._path}.fair").read_bytes()[: 8 * FairFileLock._slots]
+    return sum(each for (each,) in struct.iter_unpack("<Q", counters))
 
 
 def test_who_gives_up_leaves_the_queue(tmp_path: Path) -> None:
