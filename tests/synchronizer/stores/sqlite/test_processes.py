@@ -87,7 +87,7 @@ def test_an_append_in_another_process_wakes_who_waits(path: Path) -> None:
             late.append(woken_at - receive(writer))
         writer.send(False)
     # The safety net looks once a second. Nearly all must have been woken.
-    assert sorted(late)[90] < 0.1, late
+    assert sorted(late)[90] < 0.5, late
 
 
 def test_who_waits_is_woken_and_does_not_find_out_by_looking_again(path: Path) -> None:
