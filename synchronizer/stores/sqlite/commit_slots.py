@@ -173,7 +173,6 @@ class CommitSlots:
 
     def look(self) -> tuple[int, Reply]:
         """Return how often this process was woken, and then the state of its last request."""
-        assert self._own is not None
         if not self._is_whole():
             return 0, Reply.UNKNOWN
         wake_ups = self._words[self._own_base + _WAKE_UPS] & _HALF_WORD
@@ -193,24 +192,24 @@ class CommitSlots:
 
     def wait(self, wake_ups: int, waited: float) -> None:
         """Wait for a wake-up since `look` returned ``wake_ups``, for a short time. ``waited``: so far, in seconds."""
-        assert self._own is not None
         if not self._is_whole():  # the next look tells
             return
+        assert self._own is not None
         self._words[self._own_base + _STAMP] = _now_ms()
         futex.wait(self._address(self._own), wake_ups, _LOOK_SECONDS if waited < 0.1 else _LOOK_SELDOM_SECONDS)
 
     def answers(self) -> bytes | None:
         """The answers to the request, which is committed; None if they are damaged."""
-        assert self._own is not None
+        if self._own is None:
+            return None
         base, at = self._own_base, self._at(self._own) + _ANSWERS_AT
         answers = self._memory[at : at + min(self._words[base + _ANSWERS_BYTES], MAX_BYTES)]
         return answers if _checksum(answers, self._number) == self._words[base + _ANSWERS_CHECKSUM] else None
 
     def withdraw(self) -> bool:
         """Withdraw the request. Return whether it is certain that no leader takes it or has taken it."""
-        if self._own is None:
-            return True
-        if not self._is_whole():
+        if self._own is None or not self._is_whole():
+            self.close()  # the word cannot be written, but no leader takes a request of a slot that is not locked
             return False
         reply = self._own_reply()
         if reply is Reply.UNKNOWN:  # also of a damaged request, whose damage the next look must find

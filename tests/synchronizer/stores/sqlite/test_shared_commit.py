@@ -320,6 +320,62 @@ def test_a_process_that_hands_over_releases_the_gate_however_often_it_is_interru
     assert isinstance(other.append("s", b"2"), Appended)
 
 
+@pytest.mark.parametrize("was_answered", [False, True], ids=["waits", "hands over"])
+def test_an_append_that_was_not_withdrawn_because_the_file_was_cut_off_is_run_once(
+    was_answered: bool, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is whole again, with the request in it, when the next process commits."""
+    owner, other = line.stores[:2]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner._slots, "withdraw", lambda: withdraw_while_the_file_is_cut_off(line, owner._slots))
+        owner._others.is_answered = was_answered
+        with held(line.gate, PATIENCE_SECONDS):
+            append = line.call(owner.append, "s", b"once")
+            until(line.waiting)
+        assert append.result(PATIENCE_SECONDS) == Appended(0, 4)
+    assert other.append("s", b".") == Appended(4, 5)
+    line.let_wait_once(owner)
+    assert owner.read("s", 0, 100) == b"once."
+
+
+def test_an_append_whose_answer_was_cut_off_with_the_file_may_be_stored(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, leader = line.stores[:2]
+    monkeypatch.setattr(owner._gate, "try_to_acquire", lambda: False)
+    with monkeypatch.context() as patch, held(line.gate, PATIENCE_SECONDS):
+        patch.setattr(owner._slots, "withdraw", lambda: withdraw_while_the_file_is_cut_off(line, owner._slots))
+        append = line.call(owner.append, "s", b"once")
+        until(line.waiting)
+        lead = line.call(leader.append, "s", b".")
+        until(lambda: line.waiting(2))
+        line.gate.release()
+        assert isinstance(append.result(PATIENCE_SECONDS), UnknownOutcome)
+    assert lead.result(PATIENCE_SECONDS) == Appended(0, 1)
+    assert leader.read("s", 0, 100) == b".once"
+
+
+def test_an_append_that_waits_too_long_when_the_file_is_cut_off_may_be_stored(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = line.stores[0]
+    monkeypatch.setattr(owner._slots, "withdraw", lambda: withdraw_while_the_file_is_cut_off(line, owner._slots))
+    monkeypatch.setattr(shared_commit, "_PATIENCE_SECONDS", 0.0)
+    with held(line.gate, PATIENCE_SECONDS):
+        assert isinstance(owner.append("s", b"never"), UnknownOutcome)
+        assert line.take() == []
+
+
+def withdraw_while_the_file_is_cut_off(line: Line, slots: CommitSlots) -> bool:
+    """The file is whole again afterwards, with all that was posted."""
+    path = f"{line.path}.commits"
+    os.truncate(path, commit_slots._SIZE - 1)
+    try:
+        return CommitSlots.withdraw(slots)
+    finally:
+        os.truncate(path, commit_slots._SIZE)
+
+
 def test_an_append_that_is_refused_is_handed_over_once(line: Line) -> None:
     owner, leader = line.stores[:2]
     owner._others.is_answered = True
