@@ -116,7 +116,7 @@ class StoredSegment(NamedTuple):
     name: str
     #: Of the whole segment; 0 if it is deleted.
     length: int
-    #: Whether the events that are left to read were counted, not estimated.
+    #: Whether the events that are left to read were counted: neither estimated nor deleted.
     is_counted: bool = True
 
 
@@ -217,7 +217,7 @@ def _measured(store: SegmentStore, wanted: _Range, now: float) -> _Measured:
         end = info.length if wanted.end is None else min(wanted.end, info.length)
         blocks = _next_blocks(store, wanted.name, offset) if end > offset else []
     except NotFoundError:  # the data was truncated, or the stream deleted
-        return _Measured(wanted, 0, True, wanted.offset, 0, 0, True, None, now)
+        return _Measured(wanted, 0, True, wanted.offset, 0, 0, False, None, now)
     except TruncatedError as error:  # between the two calls
         found = _measured(store, wanted._replace(offset=error.start_offset), now)
         return found._replace(range=wanted)

@@ -147,7 +147,7 @@ class _Place(NamedTuple):
     offset: int
     end: int
     events: float
-    #: Whether they were counted, not estimated.
+    #: Whether they were counted: neither estimated nor deleted.
     is_counted: bool = True
 
     def events_to(self, now: _Place, newest: Amount) -> float:

@@ -167,6 +167,18 @@ def test_events_that_are_deleted_before_a_look_are_estimated(store_url: str) -> 
         assert look.written[0] == 40
 
 
+def test_events_that_are_deleted_before_they_are_read_are_not_read(store_url: str) -> None:
+    with filled(store_url, segments=1, events=0) as client, client.groups.get(GROUP).reader("r1") as reader:
+        for _ in range(20):
+            write(client, 5)  # a block
+        look = Look(client)
+        read = len(reader.read_batch(30, timeout=5.0))
+        reader.commit()
+        client.streams.delete(STREAM)
+        look.take()
+        assert look.read[0] == pytest.approx(read, rel=0.2)
+
+
 def test_what_happens_while_nobody_looks_does_not_count(store_url: str) -> None:
     with filled(store_url) as client:
         look = Look(client)
