@@ -186,6 +186,8 @@ class ReaderGroupManager:
         backoff = self._client.streams.metadata.backoff
         backoff().retry(clear)  # also before, as this process may die
         group.synchronizer.delete(attributes=with_them)
+        with self._lock:
+            self._groups.let_go(name)
         backoff().retry(clear)
 
     def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:

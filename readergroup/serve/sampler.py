@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -201,7 +201,9 @@ class Sampler:
         for name in [name for name in self._meters if name not in groups]:
             del self._meters[name]
         if error is None:
-            self._writes.forget_unseen({stream for each in groups.values() for stream in each.state.streams})
+            streams = _streams(groups)
+            self._writes.forget_unseen(streams)
+            self.client.streams.metadata.let_go(_streams(before.groups) - streams)
         now = self._clock.monotonic()
         sample = Sample(
             groups=groups,
@@ -270,3 +272,8 @@ class Sampler:
             flow.rest()
         self._writes.rest()
         self.audience.ring()
+
+
+def _streams(groups: Mapping[str, GroupSample]) -> Set[str]:
+    """Return the streams of the groups."""
+    return {stream for each in groups.values() for stream in each.state.streams}

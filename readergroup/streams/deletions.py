@@ -87,6 +87,7 @@ class Deletions:
             if deleted is not None:
                 break
         self._data.delete_all(deleted, deadline)
+        self._metadata.let_go((stream,))
         self._look_through()
 
     def close(self) -> None:
@@ -185,7 +186,8 @@ class Deletions:
     def _finish(self, deletion: Deletion) -> bool:
         """Delete the rest of the stream; return False if its metadata does not record the deletion."""
         deadline = self._metadata.deadline()
-        state = self._metadata.open(deletion.stream, create=False).fetch_updates(timeout=deadline.remaining())
+        with self._metadata.used(deletion.stream):
+            state = self._metadata.open(deletion.stream, create=False).fetch_updates(timeout=deadline.remaining())
         if state.incarnation == deletion.incarnation and (state.exists or state.is_being_copied):
             return False
         self._data.delete_all(StreamState(name=deletion.stream, incarnation=deletion.incarnation), deadline)

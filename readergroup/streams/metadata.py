@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -124,8 +124,13 @@ class StreamMetadata:
             yield
         finally:
             if not was_open:
-                with self._lock:
-                    self._synchronizers.let_go(name)
+                self.let_go((name,))
+
+    def let_go(self, names: Iterable[str]) -> None:
+        """Forget these streams, as far as nothing else in this process uses them. The next use opens them again."""
+        with self._lock:
+            for name in names:
+                self._synchronizers.let_go(name)
 
     def create(self, states: Sequence[StreamState], deadline: Deadline) -> bool:
         """Create the metadata of new streams, and their segments, in one step; return whether that was done.
@@ -199,8 +204,7 @@ class StreamMetadata:
 
     def _note_deleted(self, log: str, length: int) -> None:
         self._deleted.add(log, length)
-        with self._lock:
-            self._synchronizers.let_go(log.removeprefix(_LOG_PREFIX))
+        self.let_go((log.removeprefix(_LOG_PREFIX),))
 
     def _read_alone(self, log: str, timeout: float | None) -> StreamState | None:
         name = log.removeprefix(_LOG_PREFIX)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,6 +179,23 @@ def test_events_that_are_deleted_before_they_are_read_are_not_read(store_url: st
         client.streams.delete(STREAM)
         look.take()
         assert look.read[0] == pytest.approx(read, rel=0.2)
+
+
+@pytest.mark.parametrize("how", ["deleted", "left"])
+def test_a_stream_that_no_group_reads_any_more_leaves_the_memory(shared_store_url: str, how: str) -> None:
+    with rg.connect(shared_store_url) as client, filled(shared_store_url) as other:
+        other.streams.create("shop/other")
+        look = Look(client)
+        stream = weakref.ref(client.streams.synchronizer(STREAM))
+        if how == "left":
+            other.groups.get(GROUP).configure(streams=["shop/other"])
+        else:
+            other.groups.delete(GROUP)
+            other.streams.delete(STREAM)
+        for _ in range(2):  # the sample before is in use until the next one
+            look.take()
+        gc.collect()
+        assert stream() is None
 
 
 def test_what_happens_while_nobody_looks_does_not_count(store_url: str) -> None:

@@ -144,6 +144,17 @@ def test_what_is_deleted_leaves_the_memory(client: rg.Client, elsewhere: rg.Clie
     assert stream() is None
 
 
+def test_what_this_client_deletes_leaves_the_memory_at_once(client: rg.Client) -> None:
+    create(client, "billing")
+    group = weakref.ref(client.groups.get("billing"))
+    stream = weakref.ref(client.streams.synchronizer("shop/billing"))
+    delete(client, "billing")
+    client.close()  # waits for the look at earlier deletions
+    gc.collect()
+    assert group() is None
+    assert stream() is None
+
+
 def test_a_group_in_use_outlives_its_deletion_and_is_closed_with_the_client(
     client: rg.Client, elsewhere: rg.Client
 ) -> None:
