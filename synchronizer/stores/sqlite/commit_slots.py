@@ -8,7 +8,8 @@ that came too late, which leads the next commit.
 Processes may be stopped or killed at any point. These rules keep each request to one outcome:
 
 - Only the owner writes ``request``, and only leaders, under the gate, write ``reply``. Each is one word: the number of
-  the request and a flag. So a word is never half written, and a late write is recognized by its number.
+  the request and a flag. So a word is never half written, and a late write is recognized by its number. A word holds
+  both twice, once inverted. If these differ, no leader takes the request, and its owner gets an unknown outcome.
 - The leader marks a request as taken before it looks whether the owner has withdrawn it; the owner marks it as
   withdrawn before it looks whether it is taken. At least one of them notices the other. A barrier is in between.
 - The leader writes the answers and the id of its commit before it commits, and the commit stores this id. So the next
@@ -27,7 +28,7 @@ import ctypes
 import mmap
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from io import FileIO
@@ -67,10 +68,16 @@ _COMMIT: Final = 8
 _DATABASE: Final = 9  # two words
 _REQUEST_AT: Final = 128
 _ANSWERS_AT: Final = _REQUEST_AT + MAX_BYTES
-_HALF_WORD: Final = 0xFFFF_FFFF
+_HALF_BITS: Final = 32
+_HALF_WORD: Final = (1 << _HALF_BITS) - 1
 _FLAG_BITS: Final = 3
 _FLAGS: Final = (1 << _FLAG_BITS) - 1
+#: Numbers repeat after hours at full speed. Only the number of the last request has a meaning.
+_MAX_NUMBER: Final = _HALF_WORD >> _FLAG_BITS
 _POSTED: Final = 1
+_WITHDRAWN: Final = 0
+#: In place of the number of a damaged word.
+_DAMAGED: Final = -1
 
 # These waits are for other processes, which a test's clock cannot move.
 _monotonic: Final = SystemClock().monotonic
@@ -91,13 +98,14 @@ class Reply(IntEnum):
 
 
 #: By number. No leader writes the last two.
-_REPLIES: Final = (*Reply, Reply.UNKNOWN, Reply.UNKNOWN)
+_REPLIES: Final[Sequence[Reply]] = (*Reply, Reply.UNKNOWN, Reply.UNKNOWN)
 
 
 class Taken(NamedTuple):
     """A request of another process that the leader has taken."""
 
     slot: int
+    number: int
     request: bytes
 
 
@@ -120,7 +128,7 @@ class CommitSlots:
         self._own: int | None = None
         self._own_base = 0
         self._number = 0
-        self._written = 0  # the own ``request``
+        self._written = _word(0, _WITHDRAWN)  # the own ``request``
         self._settled: list[int] = []  # not woken yet
         self._open()
 
@@ -128,15 +136,15 @@ class CommitSlots:
 
     @property
     def can_post(self) -> bool:
-        """Whether this process has a slot, and no leader has taken its last request and not settled it."""
-        return self._own is not None and self._is_whole() and self._own_reply() is not Reply.TAKEN
+        """Whether this process has a slot, and it is known what became of its last request."""
+        return self._own is not None and self._is_whole() and self._own_reply() not in (Reply.TAKEN, Reply.UNKNOWN)
 
-    def claim(self, last_commit: Callable[[], int]) -> None:
+    def claim(self) -> None:
         """Under the gate: make sure that `post` can be used, if a slot is free and the disk has room for the file."""
         if self._file is not None and not self._is_whole():
             self.close()
         if self._own is not None:
-            return self.resolve(last_commit())
+            return self._begin(self._own)
         self._open()
         if self._file is None:
             return
@@ -158,7 +166,7 @@ class CommitSlots:
         """Offer a request to the next leader. An empty one is not taken, but its owner is woken to lead."""
         assert self._own is not None and len(request) <= MAX_BYTES
         base = self._own_base
-        self._number += 1
+        self._number = self._number % _MAX_NUMBER + 1
         # Each time, because the file may have been cut off since.
         if self._words[_USED_SLOTS] <= self._own:
             self._words[_USED_SLOTS] = self._own + 1
@@ -168,7 +176,7 @@ class CommitSlots:
         self._words[base + _REQUEST_BYTES] = len(request)
         self._words[base + _REQUEST_CHECKSUM] = _checksum(request, self._number)
         self._words[base + _STAMP] = _now_ms()
-        self._written = self._number << _FLAG_BITS | _POSTED
+        self._written = _word(self._number, _POSTED)
         self._words[base + _REQUEST] = self._written
 
     def look(self) -> tuple[int, Reply]:
@@ -182,8 +190,10 @@ class CommitSlots:
         words, base = self._words, self._own_base
         if words[base + _REQUEST] != self._written:  # damaged, perhaps after a commit
             return Reply.UNKNOWN
-        reply = words[base + _REPLY]
-        return _REPLIES[reply & _FLAGS] if reply >> _FLAG_BITS == self._number else Reply.NONE
+        number, flag = _number_and_flag(words[base + _REPLY])
+        if number == self._number:
+            return _REPLIES[flag]
+        return Reply.UNKNOWN if number == _DAMAGED else Reply.NONE
 
     @property
     def reply(self) -> Reply:
@@ -214,7 +224,7 @@ class CommitSlots:
         reply = self._own_reply()
         if reply is Reply.UNKNOWN:  # also of a damaged request, whose damage the next look must find
             return False
-        self._written = self._number << _FLAG_BITS
+        self._written = _word(self._number, _WITHDRAWN)
         self._words[self._own_base + _REQUEST] = self._written
         if reply not in (Reply.COMMITTED, Reply.DECLINED, Reply.RECOVERED):
             futex.wake(self._address(self._own))  # the barrier
@@ -237,32 +247,32 @@ class CommitSlots:
         for slot in range(self._used()):
             self._resolve(slot, last_commit)
         marked: list[tuple[int, int]] = []
-        for slot, base, request in self._posted():
-            if self._can_be_taken(slot, base, request):
+        for slot, base, number in self._posted():
+            if self._can_be_taken(slot, base, number):
                 self._words[base + _COMMIT] = commit
-                self._words[base + _REPLY] = (request & ~_FLAGS) | Reply.TAKEN
-                marked.append((slot, request))
+                self._words[base + _REPLY] = _word(number, Reply.TAKEN)
+                marked.append((slot, number))
         if marked:
             futex.wake(self._start)  # the barrier
-        return [Taken(slot, data) for slot, request in marked if (data := self._request(slot, request)) is not None]
+        return [Taken(*each, data) for each in marked if (data := self._request(*each)) is not None]
 
     def prepare(self, taken: Taken, answers: bytes) -> None:
         """Under the gate: write what the owner will read once the commit is stored."""
         base, at = self._base(taken.slot), self._at(taken.slot) + _ANSWERS_AT
         self._memory[at : at + len(answers)] = answers
         self._words[base + _ANSWERS_BYTES] = len(answers)
-        self._words[base + _ANSWERS_CHECKSUM] = _checksum(answers, self._words[base + _REPLY] >> _FLAG_BITS)
+        self._words[base + _ANSWERS_CHECKSUM] = _checksum(answers, taken.number)
 
     def settle(self, all_taken: Collection[Taken], reply: Reply) -> None:
         """Under the gate: write what became of the requests."""
         if all_taken and self._is_whole():
             for taken in all_taken:
-                self._settle(taken.slot, reply)
+                self._settle(taken.slot, taken.number, reply)
 
     def waiting(self) -> list[int]:
         """Under the gate: return the sizes of the requests that wait for a leader. 0: its owner must lead."""
         return [
-            self._words[base + _REQUEST_BYTES] for _, base, request in self._posted() if self._is_waiting(base, request)
+            self._words[base + _REQUEST_BYTES] for _, base, number in self._posted() if self._is_waiting(base, number)
         ]
 
     def wake_settled(self) -> int:
@@ -276,60 +286,60 @@ class CommitSlots:
     def wake(self) -> None:
         """After releasing the gate: wake the owners of settled requests, and one that waits to lead."""
         self.wake_settled()
-        for slot, base, request in self._posted():
-            if self._is_waiting(base, request):
+        for slot, base, number in self._posted():
+            if self._is_waiting(base, number):
                 return self._wake(slot)
 
     def _used(self) -> int:
         return min(self._words[_USED_SLOTS], _SLOTS) if self._is_whole() else 0
 
     def _posted(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the slots of other processes with a request: number, first word, and ``request``.
+        """Yield the slots of other processes with a request: number, first word, and number of the request.
 
         The first is the one after this process's slot: of conditional appends to one offset only the first succeeds.
         """
         used, own = self._used(), -1 if self._own is None else self._own
         for slot in (*range(own + 1, used), *range(min(own, used))):
             base = self._base(slot)
-            request = self._words[base + _REQUEST]
-            if request & _FLAGS == _POSTED:
-                yield slot, base, request
+            number, flag = _number_and_flag(self._words[base + _REQUEST])
+            if flag == _POSTED:
+                yield slot, base, number
 
-    def _is_waiting(self, base: int, request: int) -> bool:
+    def _is_waiting(self, base: int, number: int) -> bool:
         """Return whether no leader has taken the request, and its owner still waits."""
-        reply = self._words[base + _REPLY]
-        if reply & _FLAGS and reply >> _FLAG_BITS == request >> _FLAG_BITS:
+        replied, flag = _number_and_flag(self._words[base + _REPLY])
+        if replied == _DAMAGED or (replied == number and flag):
             return False
         return -_AHEAD_MS <= _now_ms() - self._words[base + _STAMP] <= _STALE_MS
 
-    def _can_be_taken(self, slot: int, base: int, request: int) -> bool:
+    def _can_be_taken(self, slot: int, base: int, number: int) -> bool:
         assert self._file is not None
         return (
-            self._is_waiting(base, request)
+            self._is_waiting(base, number)
             and self._words[base + _REQUEST_BYTES] > 0
             and self._is_of_this_file(base)
             and are_locked_by_another(self._file.fileno(), slot, 1)
         )
 
-    def _request(self, slot: int, request: int) -> bytes | None:
+    def _request(self, slot: int, number: int) -> bytes | None:
         """Return the request that was marked as taken, unless its owner has withdrawn it or it is damaged."""
         base, at = self._base(slot), self._at(slot) + _REQUEST_AT
         data = self._memory[at : at + min(self._words[base + _REQUEST_BYTES], MAX_BYTES)]
-        if self._words[base + _REQUEST] == request and (
-            _checksum(data, request >> _FLAG_BITS) == self._words[base + _REQUEST_CHECKSUM]
+        if self._words[base + _REQUEST] == _word(number, _POSTED) and (
+            _checksum(data, number) == self._words[base + _REQUEST_CHECKSUM]
         ):
             return data
-        self._settle(slot, Reply.DECLINED)
+        self._settle(slot, number, Reply.DECLINED)
         return None
 
     def _resolve(self, slot: int, last_commit: int) -> None:
         base = self._base(slot)
-        if self._words[base + _REPLY] & _FLAGS == Reply.TAKEN and (slot == self._own or self._is_of_this_file(base)):
-            self._settle(slot, _fate(self._words[base + _COMMIT], last_commit))
+        number, flag = _number_and_flag(self._words[base + _REPLY])
+        if flag == Reply.TAKEN and (slot == self._own or self._is_of_this_file(base)):
+            self._settle(slot, number, _fate(self._words[base + _COMMIT], last_commit))
 
-    def _settle(self, slot: int, reply: Reply) -> None:
-        base = self._base(slot)
-        self._words[base + _REPLY] = (self._words[base + _REPLY] & ~_FLAGS) | reply
+    def _settle(self, slot: int, number: int, reply: Reply) -> None:
+        self._words[self._base(slot) + _REPLY] = _word(number, reply)
         self._settled.append(slot)
 
     def _wake(self, slot: int) -> None:
@@ -371,8 +381,8 @@ class CommitSlots:
 
     def _begin(self, slot: int) -> None:
         base = self._base(slot)
-        self._words[base + _REQUEST] = self._words[base + _REPLY] = 0
-        self._number = self._written = 0
+        self._written = self._words[base + _REQUEST] = _word(self._number, _WITHDRAWN)
+        self._words[base + _REPLY] = _word(self._number, Reply.NONE)
         self._own_base = base
         self._own = slot
 
@@ -404,8 +414,20 @@ def _fate(commit: int, last_commit: int) -> Reply:
     return Reply.UNKNOWN if commit >> _RANDOM_BITS < last_commit >> _RANDOM_BITS else Reply.NONE
 
 
+def _word(number: int, flag: int) -> int:
+    """Return a word for ``request`` or ``reply``."""
+    half = number << _FLAG_BITS | flag
+    return (half ^ _HALF_WORD) << _HALF_BITS | half
+
+
+def _number_and_flag(word: int) -> tuple[int, int]:
+    """Return the number and the flag in a word; (_DAMAGED, 0) if the word is damaged."""
+    half = word & _HALF_WORD
+    return (half >> _FLAG_BITS, half & _FLAGS) if word >> _HALF_BITS == half ^ _HALF_WORD else (_DAMAGED, 0)
+
+
 def _checksum(data: bytes, number: int) -> int:
-    return crc32(data, number & _HALF_WORD)
+    return crc32(data, number)
 
 
 def _file_id(path: str) -> tuple[int, int]:

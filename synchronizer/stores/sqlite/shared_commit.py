@@ -76,7 +76,7 @@ class SharedCommit:
         # A request of an earlier wait is still taken if that wait was interrupted.
         if self._waits_without_request > 0 or not self._slots.can_post:
             self._gate.acquire(self._timeout)
-            self._slots.claim(self._last_commit)
+            self._slots.claim()
             return False
         steps, request = _requests(batch)
         try:

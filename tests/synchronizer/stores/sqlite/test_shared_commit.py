@@ -8,9 +8,10 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Line:
         self._threads = ThreadPoolExecutor()
         self.stores = [SqliteStore(self.path, write_timeout=write_timeout) for _ in range(STORES)]
         self.gate = Gate(f"{self.path}.lock", self.path)
-        self.slots = CommitSlots(f"{self.path}.commits", self.path)
+        self.slots = CommitSlots(f"{self.path}.slots", self.path)
         self.stores[0].create("s")
         for store in self.stores:
             self.let_wait_once(store)
@@ -188,7 +189,7 @@ def test_a_request_of_a_dead_leader_is_not_taken_for_one_of_leaders_with_another
     commits: int, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have the same database, but somebody has deleted the file of slots in between."""
-    os.unlink(f"{line.path}.commits")
+    os.unlink(f"{line.path}.slots")
     others = [SqliteStore(line.path, write_timeout=PATIENCE_SECONDS) for _ in range(2)]
     for other in others:
         line.let_wait_once(other)
@@ -368,7 +369,7 @@ def test_an_append_that_waits_too_long_when_the_file_is_cut_off_may_be_stored(
 
 def withdraw_while_the_file_is_cut_off(line: Line, slots: CommitSlots) -> bool:
     """The file is whole again afterwards, with all that was posted."""
-    path = f"{line.path}.commits"
+    path = f"{line.path}.slots"
     os.truncate(path, commit_slots._SIZE - 1)
     try:
         return CommitSlots.withdraw(slots)
@@ -500,8 +501,8 @@ def test_a_leader_that_stops_leaves_an_unknown_outcome(impatient_line: Line) -> 
 
 def test_a_request_that_is_withdrawn_while_it_is_taken_is_not_run(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.gate.acquire(PATIENCE_SECONDS)
-    owner = CommitSlots(f"{line.path}.commits", line.path)
-    owner.claim(line.last_commit)
+    owner = CommitSlots(f"{line.path}.slots", line.path)
+    owner.claim()
     owner.post(b"request")
     barrier = futex.wake
 
@@ -518,8 +519,8 @@ def test_a_request_that_is_withdrawn_while_it_is_taken_is_not_run(line: Line, mo
 
 def test_what_a_killed_process_posted_is_not_taken(line: Line) -> None:
     line.gate.acquire(PATIENCE_SECONDS)
-    owner = CommitSlots(f"{line.path}.commits", line.path)
-    owner.claim(line.last_commit)
+    owner = CommitSlots(f"{line.path}.slots", line.path)
+    owner.claim()
     owner.post(b"request")
     assert owner._file is not None
     owner._file.close()  # as the system does, when it has stopped the process for good
@@ -530,8 +531,8 @@ def test_what_a_killed_process_posted_is_not_taken(line: Line) -> None:
 
 def test_what_a_process_posted_that_waits_no_longer_is_not_taken(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.gate.acquire(PATIENCE_SECONDS)
-    owner = CommitSlots(f"{line.path}.commits", line.path)
-    owner.claim(line.last_commit)
+    owner = CommitSlots(f"{line.path}.slots", line.path)
+    owner.claim()
     now = commit_slots._now_ms()
     monkeypatch.setattr(commit_slots, "_now_ms", lambda: now)
     owner.post(b"request")
@@ -556,8 +557,8 @@ def test_a_damaged_request_is_run_by_its_owner(line: Line) -> None:
 
 
 def test_a_request_that_was_lost_with_its_file_may_have_been_taken(line: Line) -> None:
-    file, slots = f"{line.path}.commits", line.slots
-    slots.claim(line.last_commit)
+    file, slots = f"{line.path}.slots", line.slots
+    slots.claim()
     slots.post(b"request")
     assert slots.reply is Reply.NONE
     size = os.path.getsize(file)
@@ -567,13 +568,69 @@ def test_a_request_that_was_lost_with_its_file_may_have_been_taken(line: Line) -
     assert slots.reply is Reply.UNKNOWN
 
 
+def test_a_flipped_bit_lets_no_leader_take_a_request_that_its_owner_runs(line: Line) -> None:
+    """Whichever word of a request is damaged, and whenever: its owner knows nothing, and no leader takes it."""
+    owner = line.slots
+    owner.claim()
+    with closing(CommitSlots(f"{line.path}.slots", line.path)) as leader:
+
+        def take() -> list[Taken]:
+            return leader.take(line.last_commit(), commit_after(line.last_commit()))
+
+        def settle(reply: Reply) -> None:
+            leader.settle(take(), reply)
+
+        happened: Sequence[Callable[[], object]] = (
+            lambda: None,
+            owner.withdraw,
+            take,
+            *(lambda reply=reply: settle(reply) for reply in (Reply.COMMITTED, Reply.DECLINED, Reply.UNKNOWN)),
+        )
+        for happen, word, bit in product(happened, (commit_slots._REQUEST, commit_slots._REPLY), range(64)):
+            owner.post(b"request")
+            happen()
+            owner._words[owner._own_base + word] ^= 1 << bit
+            assert owner.reply is Reply.UNKNOWN
+            assert take() == []
+            assert not owner.withdraw()
+            assert not owner.can_post
+            owner.claim()
+            assert owner.can_post
+
+
+def test_damage_of_a_reply_is_undone_when_its_leader_settles(line: Line) -> None:
+    owner = line.slots
+    owner.claim()
+    with closing(CommitSlots(f"{line.path}.slots", line.path)) as leader:
+        owner.post(b"request")
+        taken = leader.take(line.last_commit(), commit_after(line.last_commit()))
+        owner._words[owner._own_base + commit_slots._REPLY] = 0
+        leader.prepare(taken[0], b"answers")
+        leader.settle(taken, Reply.COMMITTED)
+        assert owner.reply is Reply.COMMITTED
+        assert owner.answers() == b"answers"
+
+
+def test_numbers_of_requests_repeat(line: Line) -> None:
+    owner = line.slots
+    owner._number = commit_slots._MAX_NUMBER - 1
+    owner.claim()
+    with closing(CommitSlots(f"{line.path}.slots", line.path)) as leader:
+        for _ in range(3):
+            owner.post(b"request")
+            taken = leader.take(line.last_commit(), commit_after(line.last_commit()))
+            assert [each.request for each in taken] == [b"request"]
+            leader.settle(taken, Reply.DECLINED)
+            assert owner.reply is Reply.DECLINED
+
+
 def test_requests_for_another_database_are_not_taken(line: Line, tmp_path: Path) -> None:
     line.gate.acquire(PATIENCE_SECONDS)
     call = line.call(line.stores[0].append, "s", b"1234")
     until(line.waiting)
     other = tmp_path / "other.db"
     other.touch()
-    slots = CommitSlots(f"{line.path}.commits", str(other))
+    slots = CommitSlots(f"{line.path}.slots", str(other))
     assert slots.are_posted()
     assert slots.take(0, 1) == []
     commit = commit_after(line.last_commit())
@@ -594,8 +651,8 @@ def test_a_slot_is_free_when_its_process_closes_or_ends_though_its_child_lives(i
         impatient_line.gate.acquire(PATIENCE_SECONDS)
         held = {store._slots._own for store in impatient_line.stores}
         impatient_line.stores[-1].close()
-        owner = CommitSlots(f"{impatient_line.path}.commits", impatient_line.path)
-        owner.claim(impatient_line.last_commit)
+        owner = CommitSlots(f"{impatient_line.path}.slots", impatient_line.path)
+        owner.claim()
         assert owner._own in held
         owner.close()
         impatient_line.gate.release()
@@ -836,15 +893,27 @@ def test_an_append_that_was_offered_together_with_an_unflushed_one_is_flushed(
     assert not flushed
 
 
-def test_whatever_happens_to_the_file_each_append_has_one_outcome(impatient_line: Line) -> None:
-    """Another program overwrites parts of it, while four stores append."""
+def overwrite_a_part(file: int, chance: random.Random) -> None:
+    os.pwrite(file, chance.randbytes(chance.choice((64, 4096, 8192))), chance.randrange(65) * 4096)
+
+
+def flip_a_bit(file: int, chance: random.Random) -> None:
+    at = CommitSlots._at(chance.randrange(STORES)) + chance.randrange(commit_slots._REQUEST_AT)
+    os.pwrite(file, bytes([os.pread(file, 1, at)[0] ^ 1 << chance.randrange(8)]), at)
+
+
+@pytest.mark.parametrize("damage_once", [overwrite_a_part, flip_a_bit])
+def test_whatever_happens_to_the_file_each_append_has_one_outcome(
+    damage_once: Callable[[int, random.Random], None], impatient_line: Line
+) -> None:
+    """Another program changes it, while four stores append."""
     chance = random.Random(1)
     ended = threading.Event()
 
     def damage() -> None:
-        with open(f"{impatient_line.path}.commits", "r+b", buffering=0) as file:
+        with open(f"{impatient_line.path}.slots", "r+b", buffering=0) as file:
             while not ended.wait(0.001):
-                os.pwrite(file.fileno(), chance.randbytes(chance.choice((64, 4096, 8192))), chance.randrange(65) * 4096)
+                damage_once(file.fileno(), chance)
 
     damaging = impatient_line.call(damage)
 
@@ -882,10 +951,11 @@ def go_on_after_the_cut(path: Path) -> None:
 
 def cut_off(line: Line) -> None:
     """The file is cut off while no thread touches it: in the middle of an access it ends the process, as in SQLite."""
-    os.truncate(f"{line.path}.commits", 0)
+    os.truncate(f"{line.path}.slots", 0)
     line.stores[0]._slots.wait(0, 0.0)  # after a look that came before the cut
     assert all(isinstance(store.append("s", b"1"), Appended) for store in line.stores)
-    line.let_wait_once(line.stores[0])
+    for store in line.stores:
+        line.let_wait_once(store)
     is_waiting, is_cut_off = threading.Semaphore(0), threading.Event()
 
     def wait(address: int, value: int, seconds: float) -> None:
@@ -899,7 +969,7 @@ def cut_off(line: Line) -> None:
         for _ in calls:
             assert is_waiting.acquire(timeout=PATIENCE_SECONDS)
         assert line.waiting(STORES)  # they share it again
-        os.truncate(f"{line.path}.commits", 100)
+        os.truncate(f"{line.path}.slots", 100)
         is_cut_off.set()
         assert all(isinstance(call.result(PATIENCE_SECONDS), UnknownOutcome) for call in calls)
     line.gate.release()
