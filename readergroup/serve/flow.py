@@ -232,8 +232,11 @@ class FlowMeter:
             places[segment] = _Place(lag.offset, lag.offset + lag.bytes, lag.events, is_counted)
         for segment, now in places.items():
             before = self._places.get(segment, _START)
-            if measured.positions.get(segment, now.offset) <= before.offset or moved is None:
+            position = measured.positions.get(segment, now.offset)
+            if position <= before.offset or moved is None:
                 continue
+            if position < now.offset:  # the events between are deleted
+                now = now._replace(offset=position, is_counted=False)
             stream = stream_of(segment)
             if stream in streams and stream not in moved:
                 newest = self._writes.newest(data_segment(segment, streams[stream].incarnation))
