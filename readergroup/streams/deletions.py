@@ -86,8 +86,8 @@ class Deletions:
             deleted = self._end(synchronizer, synchronizer.state, deadline)
             if deleted is not None:
                 break
-        self._data.delete_all(deleted, deadline)
         self._metadata.let_go((stream,))
+        self._data.delete_all(deleted, deadline)
         self._look_through()
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class OpenNames(Generic[T]):
         return found
 
     def let_go(self, name: str) -> None:
-        """Forget a deleted name. Its object stays in memory as long as it is used elsewhere."""
+        """Forget the name. Its object stays in memory as long as it is used elsewhere."""
         self._kept.pop(name, None)
 
     def values(self) -> Sequence[T]:

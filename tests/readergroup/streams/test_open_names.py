@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 import readergroup as rg
-from synchronizer import SegmentStore, open_store
+from synchronizer import SegmentStore, StateSynchronizer, open_store
 from synchronizer.testing import FailingStore
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 
@@ -146,13 +149,18 @@ def test_what_is_deleted_leaves_the_memory(client: rg.Client, elsewhere: rg.Clie
 
 def test_what_this_client_deletes_leaves_the_memory_at_once(client: rg.Client) -> None:
     create(client, "billing")
-    group = weakref.ref(client.groups.get("billing"))
-    stream = weakref.ref(client.streams.synchronizer("shop/billing"))
+    client.groups.get("billing")
+    opened = {each.segment for each in synchronizers(client)}
+    assert opened == {"group/billing", "stream/shop/billing"}
     delete(client, "billing")
-    client.close()  # waits for the look at earlier deletions
+    until(lambda: not any("deletions of streams" in thread.name for thread in threading.enumerate()))
+    assert not opened & {each.segment for each in synchronizers(client)}
+
+
+def synchronizers(client: rg.Client) -> Sequence[StateSynchronizer[Any]]:
     gc.collect()
-    assert group() is None
-    assert stream() is None
+    found = [each for each in gc.get_objects() if type(each) is StateSynchronizer]
+    return [each for each in found if each.store is client.store]
 
 
 def test_a_group_in_use_outlives_its_deletion_and_is_closed_with_the_client(
