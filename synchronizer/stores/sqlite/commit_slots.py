@@ -190,9 +190,10 @@ class CommitSlots:
         words, base = self._words, self._own_base
         if words[base + _REQUEST] != self._written:  # damaged, perhaps after a commit
             return Reply.UNKNOWN
-        number, flag = _number_and_flag(words[base + _REPLY])
+        reply = words[base + _REPLY]
+        number = _number(reply)
         if number == self._number:
-            return _REPLIES[flag]
+            return _REPLIES[reply & _FLAGS]
         return Reply.UNKNOWN if number == _DAMAGED else Reply.NONE
 
     @property
@@ -301,14 +302,15 @@ class CommitSlots:
         used, own = self._used(), -1 if self._own is None else self._own
         for slot in (*range(own + 1, used), *range(min(own, used))):
             base = self._base(slot)
-            number, flag = _number_and_flag(self._words[base + _REQUEST])
-            if flag == _POSTED:
+            request = self._words[base + _REQUEST]
+            if request & _FLAGS == _POSTED and (number := _number(request)) != _DAMAGED:
                 yield slot, base, number
 
     def _is_waiting(self, base: int, number: int) -> bool:
         """Return whether no leader has taken the request, and its owner still waits."""
-        replied, flag = _number_and_flag(self._words[base + _REPLY])
-        if replied == _DAMAGED or (replied == number and flag):
+        reply = self._words[base + _REPLY]
+        replied = _number(reply)
+        if replied == _DAMAGED or (replied == number and reply & _FLAGS):
             return False
         return -_AHEAD_MS <= _now_ms() - self._words[base + _STAMP] <= _STALE_MS
 
@@ -334,8 +336,10 @@ class CommitSlots:
 
     def _resolve(self, slot: int, last_commit: int) -> None:
         base = self._base(slot)
-        number, flag = _number_and_flag(self._words[base + _REPLY])
-        if flag == Reply.TAKEN and (slot == self._own or self._is_of_this_file(base)):
+        reply = self._words[base + _REPLY]
+        if reply & _FLAGS != Reply.TAKEN or (number := _number(reply)) == _DAMAGED:
+            return
+        if slot == self._own or self._is_of_this_file(base):
             self._settle(slot, number, _fate(self._words[base + _COMMIT], last_commit))
 
     def _settle(self, slot: int, number: int, reply: Reply) -> None:
@@ -420,10 +424,10 @@ def _word(number: int, flag: int) -> int:
     return (half ^ _HALF_WORD) << _HALF_BITS | half
 
 
-def _number_and_flag(word: int) -> tuple[int, int]:
-    """Return the number and the flag in a word; (_DAMAGED, 0) if the word is damaged."""
+def _number(word: int) -> int:
+    """Return the number in a word, whose low bits are the flag."""
     half = word & _HALF_WORD
-    return (half >> _FLAG_BITS, half & _FLAGS) if word >> _HALF_BITS == half ^ _HALF_WORD else (_DAMAGED, 0)
+    return half >> _FLAG_BITS if word >> _HALF_BITS == half ^ _HALF_WORD else _DAMAGED
 
 
 def _checksum(data: bytes, number: int) -> int:
