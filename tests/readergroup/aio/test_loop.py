@@ -274,6 +274,7 @@ def test_threads_are_bounded_and_end_when_they_are_idle() -> None:
             with lock:
                 running += 1
                 most = max(most, running)
+            wait_until(lambda: most >= 3, "three run at once")
             time.sleep(0.001)
             with lock:
                 running -= 1
