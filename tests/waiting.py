@@ -6,6 +6,7 @@ a machine with ten times as much to do.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,11 @@ def until(condition: Callable[[], object], what: str = "what is awaited", *, sec
         waited = time.monotonic() - begun
         assert waited < seconds, f"not within {seconds} s: {what}"
         time.sleep(min(max(0.005, waited / 20), 0.05))  # a look may cost a call of a server
+
+
+def busyness() -> float:
+    """How many times as long as on an idle machine a thing may take now: 1 if no process but this one wants to run."""
+    return 1 + os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 class CallInThread(Generic[T]):

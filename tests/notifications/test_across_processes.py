@@ -12,7 +12,7 @@ from notifications import NotificationKey
 from synchronizer import ClosedError, open_store
 from tests.clean_processes import CLEAN
 from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 ROLE_TIMEOUT_SECONDS = 1.0
 
@@ -65,9 +65,9 @@ def test_a_forked_child_may_have_notifiers_of_its_own(shared_store_url: str) -> 
         process = context.Process(target=listen_in_a_fork, args=(shared_store_url, there))
         process.start()
         try:
-            assert here.poll(20)
+            assert here.poll(PATIENCE_SECONDS)
             assert here.recv() == [[0], ["APScheduler"]]
-            assert here.poll(20)
+            assert here.poll(PATIENCE_SECONDS)
             assert here.recv() == ["MainThread"]
         finally:
             process.join(20)
@@ -90,7 +90,7 @@ def test_a_forked_child_may_not_use_the_notifier_that_it_inherited() -> None:
             process = context.Process(target=refused_in_a_fork, args=(notifier, there))
             process.start()
         try:
-            assert here.poll(20)
+            assert here.poll(PATIENCE_SECONDS)
             assert here.recv() == "all refused"
         finally:
             process.kill()
@@ -157,6 +157,6 @@ def test_f19_what_a_killed_process_had_not_recorded_is_told_to_the_next_and_to_n
 
 
 def receive(pipe: Connection) -> tuple[int, NotificationKey]:
-    assert pipe.poll(60), "nothing came in time"
+    assert pipe.poll(PATIENCE_SECONDS), "nothing came in time"
     found: tuple[int, NotificationKey] = pipe.recv()
     return found

@@ -193,7 +193,7 @@ def test_a_request_that_does_not_arrive_in_time_is_closed(
 def test_a_live_view_and_later_requests_of_a_connection_have_their_own_time(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 2.0)
     with in_this_process(url) as port, ExitStack() as opened:
         live = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
         live.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -22,6 +22,7 @@ from synchronizer import AttributeChange, Clock, StateSynchronizer
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.stores(round_robin=True)
 OTHER = "shop/other"
@@ -720,14 +721,14 @@ def test_closing_while_the_store_is_away_does_not_wait_for_each_notifier(world: 
         group.segment_notifier.register_listener(lambda _: heard.set())
         group.reader_notifier.register_listener(print)
         group.checkpoint_notifier.register_listener(print)
-        assert heard.wait(10)
+        assert heard.wait(PATIENCE_SECONDS)
         asked = threading.Semaphore(0)
         store.before = lambda operation: asked.release()
         store.unavailable = True
-        assert all(asked.acquire(timeout=10) for _ in range(9))  # polls wait for the store by now
+        assert all(asked.acquire(timeout=PATIENCE_SECONDS) for _ in range(9))  # polls wait for the store by now
         begun = time.monotonic()
         client.close()
-        assert time.monotonic() - begun < CLOSE_TIMEOUT_SECONDS + 2
+        assert time.monotonic() - begun < 2 * CLOSE_TIMEOUT_SECONDS  # not three times
 
 
 def test_a_reader_of_a_deleted_group_does_not_blame_the_store(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -22,7 +21,7 @@ import pytest
 import readergroup as rg
 from readergroup.serve.documents import changes
 from tests.readergroup.serve.serving import GROUP, STREAM, TOKEN, filled, served, set_aside
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS, busyness, until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here: pip install playwright")
 
@@ -91,7 +90,7 @@ READER_TIMEOUT_SECONDS = 2.0
 
 def check_shown(what: str, since: float, promised_seconds: float) -> None:
     """Compare the time with what the page promises: three times as much, and more on a machine that is busy."""
-    took, slack = time.monotonic() - since, 3 * (1 + os.getloadavg()[0] / (os.cpu_count() or 1))
+    took, slack = time.monotonic() - since, 3 * busyness()
     print(f"{what}: shown after {took:.2f} s, promised within {promised_seconds:g} s, checked {slack:.1f} times that")
     assert took < promised_seconds * slack
 

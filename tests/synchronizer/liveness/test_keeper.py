@@ -50,7 +50,7 @@ def threads() -> list[threading.Thread]:
 @pytest.fixture(autouse=True)
 def all_threads_end() -> Iterator[None]:
     yield
-    until(lambda: not threads(), "the threads end", seconds=5)
+    until(lambda: not threads(), "the threads end")
 
 
 def test_a_step_is_repeated_when_it_is_due_until_there_is_nothing_left_to_keep() -> None:

@@ -231,7 +231,7 @@ def test_who_joins_while_another_thread_leaves_has_threads(world: World, monkeyp
     membership.leave()
     joining[0].join()
     names = {"membership/fleet-lease", "membership/fleet-members"}
-    until(lambda: names <= {thread.name for thread in threading.enumerate()}, "the threads", seconds=30)
+    until(lambda: names <= {thread.name for thread in threading.enumerate()}, "the threads")
     membership.close()
 
 

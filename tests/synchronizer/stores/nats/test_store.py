@@ -59,6 +59,7 @@ from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.proxy import TcpProxy
 from tests.synchronizer.stores.nats.nats_processes import RECORD, append_when_told, open_at_once
 from tests.synchronizer.stores.processes import contend, receive, running
+from tests.waiting import busyness
 
 LONG = 30.0
 
@@ -170,7 +171,7 @@ def test_a_waiting_process_hears_of_an_append_within_milliseconds(nats_url: str)
             delays.append(waiting() - acknowledged_at)
         connection.send(False)
     # The aim is 20 ms for 99 of 100; a busy machine does not keep to it every time.
-    assert statistics.median(delays) < 0.05
+    assert statistics.median(delays) < 0.05 * busyness()
 
 
 # Servers that fail

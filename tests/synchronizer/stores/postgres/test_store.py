@@ -474,7 +474,7 @@ def test_a_waiter_is_woken_by_another_process_at_once(store: SegmentStore, postg
             woken = time.monotonic()
             delays.append(woken - receive(connection))
         connection.send(0)
-    assert sorted(delays)[5] < 0.25  # looking without being told takes a second
+    assert sorted(delays)[5] < 0.5  # looking without being told takes a second
 
 
 def test_an_append_that_nobody_announced_is_found(store: SegmentStore, admin: psycopg.Connection) -> None:
@@ -482,7 +482,7 @@ def test_an_append_that_nobody_announced_is_found(store: SegmentStore, admin: ps
         waiting = threads.submit(store.wait, {"s": 0}, LONG)
         until(lambda: interests(admin))
         admin.execute("INSERT INTO chunk SELECT id, 0, 4, 'data' FROM segment WHERE name = 's'")
-        assert waiting.result(10) == {"s"}
+        assert waiting.result(LONG) == {"s"}
 
 
 def interests(admin: psycopg.Connection) -> list[object]:
