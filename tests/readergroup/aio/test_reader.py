@@ -203,10 +203,10 @@ def test_a_hand_over_repeats_nothing_and_loses_nothing(store_url: str) -> None:
                 async with group.reader(name) as reader:
                     async for event in reader:
                         read[int(event.data)] += 1
-                        if len(read) > 3000 and not handed_over.is_set():
-                            await asyncio.sleep(0.01)  # the others get their segments before the end
-                        if name != "first" and len(reader.assigned_segments) > 1:
+                        if name == "first" and len(read) > 300 and len(reader.assigned_segments) < 8:
                             handed_over.set()
+                        if len(read) > 3000 and not handed_over.is_set():
+                            await asyncio.sleep(0.01)  # it gives up segments before the end
 
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(work("first"))

@@ -31,9 +31,8 @@ from readergroup.group.model.updates import CreateCheckpoint
 from tests.command import app
 from tests.servers.nats import NatsServer, nats_server_binary
 from tests.servers.unavailable import ServerUnavailable
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
-PATIENCE_SECONDS = 30.0
 COMMAND = (sys.executable, "-m", "readergroup.cli")
 
 

@@ -26,9 +26,7 @@ from readergroup.demo.ownership import Ownership
 from readergroup.demo.picture import draw
 from readergroup.demo.story import Sample, Story
 from tests.command import app
-from tests.waiting import until
-
-PATIENCE_SECONDS = 100.0
+from tests.waiting import PATIENCE_SECONDS, until
 
 # ---------------------------------------------------------------------- the check, on wrong data
 
@@ -251,15 +249,15 @@ def test_the_writer_waits_for_the_readers_and_for_leave(tmp_path: Path) -> None:
         feeder = Feeder(client, "demo/lines", of_path(tmp_path), backlog=1000)
         feeder.start()
         feeder.let(may_write=2500)
-        until(lambda: feeder.written == 1000, seconds=PATIENCE_SECONDS)
+        until(lambda: feeder.written == 1000)
         feeder.let(read=1000)
-        until(lambda: feeder.written == 2000, seconds=PATIENCE_SECONDS)
+        until(lambda: feeder.written == 2000)
         feeder.let(read=2000)
-        until(lambda: feeder.written == 2500, seconds=PATIENCE_SECONDS)
+        until(lambda: feeder.written == 2500)
         feeder.let(read=2500)
         assert feeder.written == 2500 and not feeder.done
         feeder.let(may_write=5000, read=5000)
-        until(lambda: feeder.done, seconds=PATIENCE_SECONDS)
+        until(lambda: feeder.done)
         assert (feeder.written, feeder.failure) == (5000, None)
 
 
