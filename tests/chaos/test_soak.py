@@ -10,9 +10,9 @@ import pytest
 from tests.chaos.soak import ALLOWANCES, Soak, soak
 from tests.chaos.soak_growth import Allowance, Series, table
 from tests.chaos.soak_processes import VICTIM_EVENTS, Ledger, Pace, runs
+from tests.waiting import PATIENCE_SECONDS
 
 HALF_AN_HOUR = 1800
-LONG = 60.0
 QUICK = Pace(
     events_per_second=100.0,
     reader_timeout_seconds=2.0,
@@ -42,8 +42,8 @@ def has_done_everything(running: Soak) -> bool:
 
 
 def test_a_short_soak_loses_nothing_and_keeps_the_order_of_each_key(tmp_path: Path) -> None:
-    outcome = soak(tmp_path, QUICK, lambda running: has_done_everything(running) or running.seconds > LONG)
-    assert outcome.seconds < LONG
+    outcome = soak(tmp_path, QUICK, lambda running: has_done_everything(running) or running.seconds > PATIENCE_SECONDS)
+    assert outcome.seconds < PATIENCE_SECONDS
     assert outcome.ledger.faults == []
     assert outcome.ledger.missing() == {}
     untold = outcome.ledger.delivered - outcome.ledger.repeated - outcome.ledger.number_stored
