@@ -158,7 +158,7 @@ def test_a_transaction_that_is_left_open_ends_by_itself(database: ApplicationDat
     with group.reader("one") as reader:
         event = reader.read(timeout=60)
     assert event is not None
-    stopped = SqlSink(database.given(), idle_timeout_seconds=0.2).transaction(event)
+    stopped = SqlSink(database.given(), idle_timeout_seconds=1.0).transaction(event)
     database.store(stopped.__enter__(), event)
     with group.reader(sink=SqlSink(database.given())) as reader:
         again = reader.read(timeout=60)
@@ -175,7 +175,7 @@ def test_a_former_owner_that_was_stopped_in_a_step_of_its_own_holds_nothing_up(
 ) -> None:
     write(client, 5, keys=1, segments=1)
     group = client.groups.create("billing", streams=[STREAM])
-    sink = SqlSink(database.given(), idle_timeout_seconds=0.2)
+    sink = SqlSink(database.given(), idle_timeout_seconds=1.0)
     with group.reader("one", sink=sink) as reader:
         event = reader.read(timeout=60)
     assert event is not None
