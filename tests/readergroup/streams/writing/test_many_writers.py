@@ -122,7 +122,7 @@ def test_200_writers_that_write_at_once_share_32_threads_and_leave_none(
     peak = PeakOfThreads(failing)
     with ExitStack() as closing:
         writers = [closing.enter_context(open_writer(streams)) for _ in range(WRITERS)]
-        assert sending_threads() == 1  # idle writers need no more
+        until(lambda: sending_threads() == 1, "idle writers need no more")
         for number in range(EVENTS):
             for index, writer in enumerate(writers):
                 write(writer, index, range(number, number + 1))

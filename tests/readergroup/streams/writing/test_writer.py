@@ -591,9 +591,15 @@ def test_an_append_that_is_on_its_way_when_closing_gives_up_is_in_doubt(
     streams: StreamManager, failing: FailingStore
 ) -> None:
     writer = open_writer(failing)
-    may_go_on = threading.Event()
-    once(failing, "append", lambda: may_go_on.wait(SECONDS))
+    is_sent, may_go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        is_sent.set()
+        may_go_on.wait(SECONDS)
+
+    once(failing, "append", hang)
     writer.write(b"slow", "Foo")
+    assert is_sent.wait(SECONDS)
     with pytest.raises(OutcomeUnknownError, match="events_not_stored=0 events_in_doubt=1"):
         writer.close(timeout=0.05)
     may_go_on.set()
