@@ -6,20 +6,22 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synchronizer import AttributeChange, Deadline, InvalidArgumentError, Proposal, Update
 from synchronizer.liveness.lease import lease_attribute, lease_value
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from ..streams.config import stream_of
-from ..streams.state import StreamState
 from .model.config import ReaderGroupConfig
 from .model.positions import positions
 from .model.state import ReaderGroupState
 from .model.updates import ConfigureGroup, ConfigureStreams, RecordWeights, StreamStart
 from .starting import configured_start, stream_start
 from .updater import GroupUpdater, check_same_stream
+
+if TYPE_CHECKING:  # a list of groups loads no streams
+    from ..streams.state import StreamState
 
 
 def configure(updater: GroupUpdater, changes: Mapping[str, Any]) -> ReaderGroupConfig:

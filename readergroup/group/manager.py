@@ -17,6 +17,7 @@ from synchronizer.liveness.lease import read_leases
 from synchronizer.log.peeking import LOGS_AT_ONCE, peek
 from synchronizer.state import StateCodec
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
+from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
@@ -24,7 +25,7 @@ from ..errors import ReaderGroupExistsError
 from ..record.naming import LIFE
 from ..streams.config import StreamCut, check_name
 from ..streams.open_names import DeletedNames, OpenNames
-from ..streams.retention.applying import Consumed, Subscribers
+from ..streams.retention.consumed import Consumed, Subscribers
 from .model.config import ReaderGroupConfig
 from .model.positions import positions
 from .model.state import ReaderGroupState
@@ -50,6 +51,7 @@ class ReaderGroupManager:
         self._process_id = os.getpid()
         self._lock = threading.RLock()
         self._closed = False
+        self._closing = Flag()
 
     def __repr__(self) -> str:
         return f"ReaderGroupManager({self._client.store.url!r})"
@@ -109,7 +111,7 @@ class ReaderGroupManager:
 
     def _states(self, deadline: Deadline | None) -> Iterator[tuple[str, ReaderGroupState]]:
         """Iterate as `states` does, with one ``deadline`` for all steps if it is given."""
-        store, backoff = self._client.store, partial(self._client.streams.metadata.backoff, deadline)
+        store, backoff = self._client.store, partial(self._backoff, deadline)
         logs = backoff().retry(lambda: self._deleted.others(list(store.list(_LOG_PREFIX))))
         for first in range(0, len(logs), LOGS_AT_ONCE):
             part = logs[first : first + LOGS_AT_ONCE]
@@ -125,7 +127,7 @@ class ReaderGroupManager:
     def subscribers(self, deadline: Deadline) -> Subscribers:
         """Return how far each subscribed group has consumed its streams: by stream, then by group."""
         found: dict[str, dict[str, Consumed]] = {}
-        backoff = self._client.streams.metadata.backoff(deadline)
+        backoff = self._backoff(deadline)
         for name, state in self._states(deadline):
             if state.config.retention == "NONE":
                 continue
@@ -183,12 +185,16 @@ class ReaderGroupManager:
             return {**changes, **kept}
 
         clear = partial(clear_waiting, store, name)
-        backoff = self._client.streams.metadata.backoff
-        backoff().retry(clear)  # also before, as this process may die
+        self._backoff().retry(clear)  # also before, as this process may die
         group.synchronizer.delete(attributes=with_them)
         with self._lock:
             self._groups.let_go(name)
-        backoff().retry(clear)
+        self._backoff().retry(clear)
+
+    def _backoff(self, deadline: Deadline | None = None) -> Backoff:
+        """Return a backoff like that of `StreamMetadata`. A list of groups does not load streams for it."""
+        clock = self._client.clock
+        return Backoff(clock, deadline or Deadline(clock, self._client.timeout), self._closing)
 
     def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
         log = _LOG_PREFIX + check_name(name, "reader group")
@@ -240,7 +246,8 @@ class ReaderGroupManager:
         with self._lock:
             self._closed = True
             groups = self._groups.values()
-        with ExitStack() as closing:
+        with ExitStack() as closing:  # in reverse order: the readers that close may still wait for the store
+            closing.callback(self._closing.set)
             for group in groups:
                 closing.callback(group.close)
 

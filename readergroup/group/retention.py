@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ..streams.config import SegmentId, StreamCut, number_of, stream_of
-from ..streams.retention.applying import Consumed
+from ..streams.retention.consumed import Consumed
 from .model.state import ReaderGroupState
 from .model.updates import NoteSkipped
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from synchronizer import Deadline, InvalidArgumentError, Map
 
 from ..streams.config import SegmentId, StreamCut
 from ..streams.data.places import Place
-from ..streams.manager import StreamManager
-from ..streams.state import StreamState
 from ..streams.times import cut_at
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, Start
 from .model.state import FollowedStream, ReaderGroupState, SegmentState
 from .model.updates import ResetStream, StreamStart
 from .updater import GroupUpdater
+
+if TYPE_CHECKING:  # a list of groups loads no streams
+    from ..streams.manager import StreamManager
+    from ..streams.state import StreamState
 
 #: A place that a group can be reset to.
 ResetTarget = Checkpoint | Mapping[str, StreamCut] | datetime | Literal["head", "tail"]

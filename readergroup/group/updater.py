@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from synchronizer import (
     AttributeChange,
@@ -27,8 +27,6 @@ from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 from ..errors import ReaderNotInGroupError
 from ..streams.config import KeyRange, SegmentId, number_of, stream_of
 from ..streams.data.places import check_offset
-from ..streams.manager import StreamManager
-from ..streams.state import StreamState
 from ..telemetry.counters import GroupCounters
 from .model import balance, weights
 from .model.config import ReaderGroupConfig
@@ -48,6 +46,10 @@ from .model.updates import (
     RemoveReader,
     ResetStream,
 )
+
+if TYPE_CHECKING:  # a list of groups loads no streams
+    from ..streams.manager import StreamManager
+    from ..streams.state import StreamState
 
 R = TypeVar("R")
 

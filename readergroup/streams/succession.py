@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING
 
-from .state import StreamState
+if TYPE_CHECKING:
+    from .state import StreamState
 
 
 def with_successors(state: StreamState, offsets: Mapping[int, int], done: Set[int]) -> dict[int, int]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from synchronizer import SegmentStore, TruncatedError
 from synchronizer.backoff import Backoff
 
 from .data.boundaries import near_time
 from .data.segment_reader import SegmentReader
-from .state import StreamState
 from .succession import with_successors
+
+if TYPE_CHECKING:
+    from .state import StreamState
 
 
 def offsets_at(store: SegmentStore, state: StreamState, microseconds: int, backoff: Backoff) -> Mapping[int, int]:

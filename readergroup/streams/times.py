@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from synchronizer import Deadline
 from synchronizer.backoff import Backoff
 
 from .config import StreamCut
 from .data.moments import microseconds_of
-from .manager import StreamManager
 from .time_search import offsets_at
+
+if TYPE_CHECKING:
+    from .manager import StreamManager
 
 
 def cut_at(streams: StreamManager, stream: str, time: datetime, *, timeout: float | None = None) -> StreamCut:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from synchronizer import (
     ClosedError,
@@ -30,6 +30,7 @@ from ..pending import PendingChanges
 from ..state import StreamState
 from ..succession import with_successors
 from ..time_search import offsets_at
+from .consumed import Consumed, Subscribers
 from .decision import Decision, Gap, Offsets, Reason, decide, gap
 from .history import PRECISION, History, Sample
 
@@ -40,17 +41,6 @@ _SHORTEST_INTERVAL_SECONDS: Final = 1.0
 _LEAST_BYTES: Final = 256 * 1024
 
 _logger = logging.getLogger(__name__)
-
-
-class Consumed(NamedTuple):
-    """A subscribed group has consumed what is before all of these cuts of a stream; nothing if there is none."""
-
-    incarnation: str
-    cuts: Sequence[StreamCut]
-
-
-#: By stream, then by group.
-Subscribers = Mapping[str, Mapping[str, Consumed]]
 
 
 class RetentionReport(FrozenModel):
