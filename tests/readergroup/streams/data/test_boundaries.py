@@ -81,7 +81,7 @@ def test_the_beginning_of_a_copied_block_leads_astray(behind: int) -> None:
 
 
 def test_with_real_sizes() -> None:
-    large = block(b"".join(block(b"e" * 1000) for _ in range(2000)))
+    large = block(b"".join(block(b"e" * 4000) for _ in range(500)))
     outer = [*(block(b"a" * 60_000) for _ in range(400)), large, *(block(b"b" * 60_000) for _ in range(200))]
     starts = list(accumulate(map(len, outer), initial=0))
     store = store_with()
