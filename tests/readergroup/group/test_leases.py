@@ -441,14 +441,14 @@ def test_a_slow_handler_keeps_its_lease(world: World) -> None:
     reader = slow.reader("r1")
     event = take(reader, 1)[0]
     other.reader("r2")
-    world.pass_time(20 * TIMEOUT)
+    world.pass_time(20 * TIMEOUT, step=1.0)
     assert set(world.state.readers) == {"r1", "r2"}
     reader.commit(event)
 
 
-def pass_time_asking(world: World, seconds: float, *asked: rg.Reader[bytes]) -> None:
+def pass_time_asking(world: World, seconds: float, *asked: rg.Reader[bytes], step: float = 0.25) -> None:
     for _ in range(round(seconds)):
-        world.pass_time(1)
+        world.pass_time(1, step=step)
         for reader in asked:
             reader.read(timeout=0)
 
@@ -519,7 +519,7 @@ def test_f15_a_reader_has_five_minutes_by_default(world: World) -> None:
     slow, other = world.process(), world.process()
     slow.reader("r1")
     asked = other.reader("r2")
-    pass_time_asking(world, 299, asked)
+    pass_time_asking(world, 299, asked, step=1.0)
     assert set(world.state.readers) == {"r1", "r2"}
     pass_time_asking(world, TIMEOUT + 4, asked)
     assert set(world.state.readers) == {"r2"}
