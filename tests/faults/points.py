@@ -26,7 +26,7 @@ from synchronizer.stores.nats import connection as nats_connection
 #: The calls of these modules are points, for all modules of the stores.
 SYSTEM_CALLS: Final = {
     # Not fdatasync: after that has failed nothing goes on before the store is opened anew.
-    "os": {"open", "close", "read", "write", "pread", "pwrite", "stat", "fstat", "pipe"},
+    "os": {"open", "close", "read", "write", "pread", "pwrite", "stat", "fstat", "lseek", "pipe"},
     "fcntl": {"flock", "fcntl"},
     "select": {"poll"},
 }

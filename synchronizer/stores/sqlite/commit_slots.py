@@ -381,7 +381,7 @@ class CommitSlots:
 
     def _is_whole(self) -> bool:
         """Return whether the file is open, and not cut off: access to memory behind its end would end the process."""
-        return self._file is not None and os.fstat(self._file.fileno()).st_size >= _SIZE
+        return self._file is not None and os.lseek(self._file.fileno(), 0, os.SEEK_END) >= _SIZE
 
     def _begin(self, slot: int) -> None:
         base = self._base(slot)
