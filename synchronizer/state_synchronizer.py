@@ -392,15 +392,11 @@ class StateSynchronizer(Generic[S]):
             if state is None:
                 raise self._does_not_exist()
             proposal = generator(state)
-            check_returned(proposal, "a generator of updates")
-            try:
-                updates = proposal.updates
-            except AttributeError as error:
-                raise InvalidArgumentError(
-                    "the generator must return a Proposal", found=type(proposal).__name__
-                ) from error
-            if updates:
-                body = self._codec.encode_updates(updates)
+            if not isinstance(proposal, Proposal):
+                check_returned(proposal, "a generator of updates")
+                raise InvalidArgumentError("the generator must return a Proposal", found=type(proposal).__name__)
+            if proposal.updates:
+                body = self._codec.encode_updates(proposal.updates)
                 return Decision(proposal.value, body, proposal.attributes, proposal.flushes)
             if proposal.attributes:
                 raise InvalidArgumentError(
