@@ -141,8 +141,11 @@ class ReaderCoordinator:
         due = float("inf")
         is_cut_off = False
         for reader in self._present_readers():
+            renewed_at = reader.renewed_at
             try:
                 due = min(due, reader.renew_if_due())
+                if reader.renewed_at != renewed_at:
+                    is_cut_off = False  # since a reader before it failed
             except ClosedError:
                 raise
             except NotFoundError as error:  # the group was deleted: there is nothing to renew

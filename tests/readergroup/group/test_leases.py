@@ -94,6 +94,17 @@ def test_one_readers_trouble_is_not_anothers(world: World) -> None:
     assert sum(reader._member.renewed_at == world.clock.monotonic() for reader in readers) == 3
 
 
+def test_a_reader_leaves_at_once_if_the_store_answers_again_since_the_last_failure(world: World) -> None:
+    process = world.process()
+    first, second = process.reader("r1"), process.reader("r2")
+    world.clock.advance(TIMEOUT / 3)
+    process.store.fail_appends()
+    process.step()
+    assert first._member.renewed_at < second._member.renewed_at
+    second.close()
+    assert list(world.state.readers) == ["r1"]
+
+
 def test_a_lease_that_was_removed_is_not_renewed(world: World) -> None:
     process = world.process()
     lease = lease_of(process.reader("r1"))
