@@ -187,8 +187,6 @@ class ReaderGroupManager:
         clear = partial(clear_waiting, store, name)
         self._backoff().retry(clear)  # also before, as this process may die
         group.synchronizer.delete(attributes=with_them)
-        with self._lock:
-            self._groups.let_go(name)
         self._backoff().retry(clear)
 
     def _backoff(self, deadline: Deadline | None = None) -> Backoff:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from synchronizer import InvalidArgumentError
@@ -94,18 +94,22 @@ async def run(connection: Connection, script: Script[R]) -> R:
         return returned
 
 
-class DbApiConnection(SqlConnection):
-    """A connection of a driver.
+def in_call(dialect: Dialect) -> AbstractContextManager[None]:
+    """Around a call to a driver: the process does not fork while another thread is inside a call to SQLite.
 
-    A process does not fork while another thread is inside a call to SQLite: a lock of SQLite that this thread holds
-    would be held in the child for ever.
+    A lock of SQLite that this thread holds would be held in the child for ever.
     """
+    return forks_wait if dialect == "sqlite" else nullcontext()
+
+
+class DbApiConnection(SqlConnection):
+    """A connection of a driver."""
 
     def __init__(self, native: Any) -> None:
         self.native = native
         self.dialect = dialect_of(native)
         self._style = paramstyle(native)
-        self._in_call = forks_wait if self.dialect == "sqlite" else nullcontext()
+        self._in_call = in_call(self.dialect)
 
     def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> Result:
         with self._in_call:

@@ -19,9 +19,10 @@ from .connections import (
     DbApiConnection,
     DjangoConnection,
     SqlAlchemyConnection,
+    in_call,
     run,
 )
-from .drivers import Dialect, django_connection, is_instance, known_dialect
+from .drivers import Dialect, dialect_of, django_connection, is_instance, known_dialect
 from .scripts import Script, settled
 
 R = TypeVar("R")
@@ -81,7 +82,7 @@ class Database:
 class _EngineDatabase(Database):
     def __init__(self, engine: Any, *, is_async: bool = False) -> None:
         super().__init__(is_async=is_async)
-        known_dialect(engine.dialect.name)
+        self._in_call = in_call(known_dialect(engine.dialect.name))
         self._engine = engine
 
     async def lend(self) -> Connection:
@@ -91,7 +92,8 @@ class _EngineDatabase(Database):
         return AsyncSqlAlchemyConnection(native) if self.is_async else SqlAlchemyConnection(native)
 
     def connect(self) -> Any:
-        checked_out = self._engine.raw_connection()
+        with self._in_call:
+            checked_out = self._engine.raw_connection()
         native = checked_out.driver_connection
         checked_out.detach()  # the engine's pool opens another when it needs one
         return native
@@ -172,18 +174,14 @@ class _FactoryDatabase(Database):
     def __init__(self, connect: Callable[[], Any]) -> None:
         super().__init__()
         self._connect = connect
+        self._in_call = in_call("sqlite")  # until it is known what the function connects to
         self._of_thread = threading.local()
 
     async def lend(self) -> Connection:
         kept: _Kept | None = getattr(self._of_thread, "kept", None)
         self._of_thread.kept = None
         if kept is None or kept.process_id != os.getpid() or kept.connection.broken:
-            native = self.connect()
-            try:
-                kept = _Kept(DbApiConnection(native))
-            except UnsupportedError:
-                native.close()
-                raise
+            kept = _Kept(DbApiConnection(self.connect()))
         self._of_thread.lent = kept
         return kept.connection
 
@@ -196,13 +194,19 @@ class _FactoryDatabase(Database):
             self._of_thread.kept = kept
 
     def connect(self) -> Any:
-        native = self._connect()
+        with self._in_call:
+            native = self._connect()
         if not callable(getattr(native, "cursor", None)) or is_async(getattr(native, "commit", None)):
             if asyncio.iscoroutine(native):
                 native.close()
             raise InvalidArgumentError(
                 "the function must return a new connection of a DB-API driver", found=type(native).__name__
             )
+        try:
+            self._in_call = in_call(dialect_of(native))
+        except UnsupportedError:
+            native.close()
+            raise
         return native
 
     def close(self) -> None:
@@ -232,7 +236,7 @@ class _DjangoDatabase(Database):
     def __init__(self, alias: str) -> None:
         super().__init__()
         self._alias = alias
-        known_dialect(django_connection(alias).vendor)
+        self._in_call = in_call(known_dialect(django_connection(alias).vendor))
 
     async def lend(self) -> Connection:
         return DjangoConnection(django_connection(self._alias))  # that of this thread
@@ -246,7 +250,8 @@ class _DjangoDatabase(Database):
 
     def connect(self) -> Any:
         wrapper = django_connection(self._alias).copy()
-        wrapper.connect()
+        with self._in_call:
+            wrapper.connect()
         return wrapper.connection
 
 

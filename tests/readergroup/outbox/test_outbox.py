@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -17,9 +18,10 @@ import pytest
 
 import readergroup as rg
 from readergroup.outbox.table import DEFAULT_TABLE
+from synchronizer.stores.forking import forks_wait
 from synchronizer.testing import FailingStore
 from tests.readergroup.outbox.databases import COMBINATIONS, KINDS, WAYS, Application, connect_to, place_of, plain
-from tests.waiting import CallInThread, until
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 STREAM = "shop/orders"
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -305,6 +307,30 @@ def test_a_forked_child_writes_and_leaves_the_relay_to_its_parent(
         os.waitpid(child, 0)
         until(lambda: data(client) == [b"of the child"], "the child's event")
         assert relay.is_active
+
+
+def test_no_fork_comes_while_a_thread_connects_to_sqlite(client: rg.Client, tmp_path: Path) -> None:
+    inside, has_forked = threading.Event(), threading.Event()
+    left: list[bool] = []
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(tmp_path / "app.db")
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            until(lambda: forks_wait._forking or has_forked.is_set())
+            left.append(True)
+        return connection
+
+    outbox = rg.Outbox(client, connect)
+    outbox.create_table()
+    call = CallInThread(outbox.lag)
+    assert inside.wait(PATIENCE_SECONDS)
+    if (child := os.fork()) == 0:
+        os._exit(0 if left else 1)
+    has_forked.set()
+    _, status = os.waitpid(child, 0)
+    call.ended()
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
