@@ -90,6 +90,8 @@ class PollingNotifier(ABC, Generic[S, N]):
         check_count(queue_size, "queue_size")
         self.synchronizer = synchronizer
         self.source = synchronizer.name if source is None else source
+        #: What closes the notifier. It stays in memory as long as the threads of the notifier run.
+        self.owner: object = None
         self._clock = synchronizer.clock
         self._queue_size = queue_size
         self._role_timeout_seconds = role_timeout_seconds

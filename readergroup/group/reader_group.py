@@ -484,8 +484,9 @@ class ReaderGroup:
             found = self._state_notifiers
             if found is None:
                 found = self._state_notifiers = StateNotifiers.of(self._updater, source=self.name)
-                if self._closed:
-                    for notifier in found:
+                for notifier in found:
+                    notifier.owner = self
+                    if self._closed:
                         notifier.close()
         return found
 

@@ -162,6 +162,21 @@ def synchronizers(client: rg.Client) -> Sequence[str]:
     return [each.segment for each in found if each.store is client.store]
 
 
+def test_a_group_with_a_listener_is_closed_with_the_client_after_its_deletion(
+    client: rg.Client, elsewhere: rg.Client
+) -> None:
+    create(client, "billing")
+    heard: list[object] = []
+    client.groups.get("billing").reader_notifier.register_listener(heard.append)
+    until(lambda: heard)
+    delete(elsewhere, "billing")
+    with pytest.raises(rg.NotFoundError):
+        client.groups.get("billing")
+    gc.collect()
+    client.close()
+    until(lambda: not any("of billing" in thread.name for thread in threading.enumerate()), seconds=30)
+
+
 def test_a_group_in_use_outlives_its_deletion_and_is_closed_with_the_client(
     client: rg.Client, elsewhere: rg.Client
 ) -> None:
