@@ -71,7 +71,7 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
         "StreamManager.open_writers",
         "StreamManager.retention", "StreamManager.store", "StreamManager.watermarks", "StreamManager.writer_threads",
         "ReaderGroup.counters", "StreamManager.counters",
-        "PollingNotifier.synchronizer", "Barrier.synchronizer", "LeaderElection.synchronizer",
+        "PollingNotifier.owner", "PollingNotifier.synchronizer", "Barrier.synchronizer", "LeaderElection.synchronizer",
         "Membership.synchronizer", "SharedConfig.synchronizer", "SharedCounter.synchronizer",
         "SharedMap.synchronizer", "SharedSet.synchronizer",
     }),
