@@ -56,7 +56,7 @@ def write(client: rg.Client, count: int, *, size: int = 10, keys: int = 97) -> N
 
 
 def write_blocks(client: rg.Client, blocks: int, events: int, *, size: int = 10, routing_key: str = LOW) -> None:
-    """Write so many events into each block: how many share one, and so the bytes of each, depends on time otherwise."""
+    """Write blocks of so many events each. Without a flush, time decides how many share a block, and so their bytes."""
     with client.writer(STREAM) as writer:
         for _ in range(blocks):
             writer.write_many([b"x" * size] * events, routing_key)
