@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import cache
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import readergroup as rg
@@ -17,7 +17,7 @@ from readergroup.cli.app import _MODULES
 from readergroup.group import notifiers
 from synchronizer.stores import opening
 from synchronizer.testing import SegmentStoreConformance
-from tests.command import app
+from tests.command import app, command_of
 from tests.conftest import SERVERS
 from tests.places import DOCS, ROOT
 from tests.synchronizer.stores import test_conformance
@@ -124,16 +124,20 @@ def _commands(command: Any, *path: str) -> dict[tuple[str, ...], Any]:
     return {key: each for name, sub in subcommands.items() for key, each in _commands(sub, *path, name).items()}
 
 
-@pytest.mark.parametrize("path", _commands(typer.main.get_command(app)), ids=" ".join)
+@pytest.mark.parametrize("path", _commands(command_of(app)), ids=" ".join)
 def test_each_command_has_what_the_checklist_says(path: tuple[str, ...]) -> None:
-    command = _commands(typer.main.get_command(app))[path]
+    command = _commands(command_of(app))[path]
     assert command.help
     explained = CliRunner().invoke(app, [*path, "--help"])
     assert explained.exit_code == 0
     assert "Usage: " in explained.stdout
-    tests = "".join(each.read_text() for each in (ROOT / "tests/readergroup").rglob("*.py"))
     words = [rf'"{word}"' for word in path]
-    assert re.search(r",\s*".join(words), tests) or " ".join(path) in tests, "no test runs it"
+    assert re.search(r",\s*".join(words), _tests()) or " ".join(path) in _tests(), "no test runs it"
+
+
+@cache
+def _tests() -> str:
+    return "".join(each.read_text() for each in (ROOT / "tests/readergroup").rglob("*.py"))
 
 
 def test_each_file_of_commands_is_registered() -> None:
