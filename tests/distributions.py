@@ -1,4 +1,4 @@
-"""Distributions that tests install into a folder of their own, as pip does it."""
+"""Distributions that tests install into a folder of their own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ from zipfile import ZipFile
 def install(target: Path, name: str, *, stores: Mapping[str, str], modules: Mapping[str, str]) -> Path:
     """Install a distribution with these modules and stores (scheme to entry point) into ``target``, and return it.
 
-    It is found by whoever has ``target`` on the path of Python.
+    Python finds it if ``target`` is on its path. To install such a wheel is to unpack it, so no pip has to start.
     """
+    wheel = _wheel(target, name, stores=stores, modules=modules)
+    with ZipFile(wheel) as archive:
+        archive.extractall(target)
+    wheel.unlink()
+    return target
+
+
+def _wheel(target: Path, name: str, *, stores: Mapping[str, str], modules: Mapping[str, str]) -> Path:
     entries = "".join(f"{scheme} = {value}\n" for scheme, value in stores.items())
     metadata = f"{name.replace('-', '_')}-1.0.dist-info"
     files = {
@@ -31,22 +39,23 @@ def install(target: Path, name: str, *, stores: Mapping[str, str], modules: Mapp
     with ZipFile(wheel, "w") as archive:
         for path, text in files.items():
             archive.writestr(path, text)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, timeout=100)
-    wheel.unlink()
-    return target
+    return wheel
 
 
 def install_sample(target: Path, project: Path) -> Path:
     """Install what the pyproject.toml of a sample says, without its build backend, which a test may not have."""
     declared = tomllib.loads((project / "pyproject.toml").read_text())
     modules = declared["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
-    return install(
+    wheel = _wheel(
         target,
         declared["project"]["name"],
         stores=declared["project"]["entry-points"]["readergroup.stores"],
         modules={module.removesuffix(".py"): (project / module).read_text() for module in modules},
     )
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, timeout=100)
+    wheel.unlink()
+    return target
 
 
 def _record(files: Mapping[str, str]) -> str:
