@@ -6,6 +6,7 @@ A mutation that is not found is a hole in the scenarios or in the auditor.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
@@ -16,14 +17,17 @@ from readergroup.group.model.state import SegmentState
 from tests.simulation.apart import run_apart
 from tests.simulation.mutations import BY_NAME, MUTATIONS, Mutation, Words, mutated
 
-#: How many mutations one process tries. Starting it takes longer than finding most of them.
-SHARING = 5
+#: In every run a third of the mutations is tried. Starting a process takes longer than finding most of them.
+THIRDS = [MUTATIONS[first::3] for first in range(3)]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("first", range(0, len(MUTATIONS), SHARING), ids=lambda first: MUTATIONS[first].name)
-def test_each_rule_that_is_taken_out_is_missed(first: int) -> None:
-    mutations = MUTATIONS[first : first + SHARING]
+@pytest.mark.parametrize(
+    "mutations",
+    [THIRDS[0], *(pytest.param(third, marks=pytest.mark.broad) for third in THIRDS[1:])],
+    ids=["a third", "another", "the last"],
+)
+def test_each_rule_that_is_taken_out_is_missed(mutations: Sequence[Mutation]) -> None:
     ended = run_apart("tests.simulation.mutations", *(mutation.name for mutation in mutations))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for mutation, line in zip(mutations, ended.stdout.splitlines(), strict=True):

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.scaled_group import Rest, Scaled, group_of
 
 #: Readers and segments.
-SIZES = [(10, 100), (50, 500)]
+SIZES = [(10, 100), (20, 200), pytest.param(50, 500, marks=pytest.mark.broad)]
 
 
 def names(readers: int) -> list[str]:
@@ -49,7 +49,11 @@ def _at_rest(readers: int) -> Rest:
 
 @pytest.mark.parametrize(
     ("readers", "segments", "within"),
-    [(10, 100, 1.0), (50, 500, 1.0), pytest.param(50, 500, 0.02, marks=pytest.mark.broad)],
+    [
+        (10, 100, 1.0),
+        (20, 200, 1.0),
+        *(pytest.param(50, 500, within, marks=pytest.mark.broad) for within in (1.0, 0.02)),
+    ],
 )
 def test_all_start_again_and_are_balanced_soon_and_with_few_conflicts(
     readers: int, segments: int, within: float

@@ -12,7 +12,9 @@ from tests.simulation.mutations import LONG_MUTATIONS, Mutation
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("first", "seeds"), [(5, 1), (8, 1), pytest.param(30, 100, marks=pytest.mark.broad)])
+@pytest.mark.parametrize(
+    ("first", "seeds"), [(5, 1), *(pytest.param(*each, marks=pytest.mark.broad) for each in ((8, 1), (30, 100)))]
+)
 def test_in_weeks_nothing_that_a_group_needs_is_lost_and_nothing_grows(first: int, seeds: int) -> None:
     ended = run_apart("tests.simulation", "--year", "--first", str(first), "--seeds", str(seeds), "--jobs", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
