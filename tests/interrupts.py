@@ -28,7 +28,9 @@ import pytest
 
 #: For a test with more places than every run has time for: it divides their number by ``sparsely``.
 FEW_OR_MORE: Final = pytest.mark.parametrize(
-    "sparsely", [4, pytest.param(1, marks=pytest.mark.broad)], ids=["few places", "more places"]
+    "sparsely",
+    [12, *(pytest.param(sparsely, marks=pytest.mark.broad) for sparsely in (4, 1))],
+    ids=["few places", "more places", "everywhere"],
 )
 _LOOKS: Final = ("CALL", "RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")  # so begin their names
 _Place = tuple[tuple[CodeType, int], ...]

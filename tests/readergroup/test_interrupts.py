@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import readergroup as rg
-from tests.interrupts import interrupts
+from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import CallInThread, until
 
 DEADLINE = 30.0
@@ -41,14 +41,15 @@ def commit(writer: Writer, event: object) -> None:
         transaction.write(event, "key")
 
 
-@pytest.mark.parametrize(("store", "one_in"), [(write, 1), (commit, 100)], ids=["flush", "transaction"])
+@FEW_OR_MORE
+@pytest.mark.parametrize(("store", "one_in"), [(write, 1), (commit, 20)], ids=["flush", "transaction"])
 def test_an_interrupted_writer_holds_up_nobody(
-    clients: list[rg.Client], store: Callable[[Writer, object], None], one_in: int
+    clients: list[rg.Client], store: Callable[[Writer, object], None], one_in: int, sparsely: int
 ) -> None:
     one, other = (client.writer("shop/orders", serializer=rg.JsonSerializer()) for client in clients)
     numbers = itertools.count()
     added: list[str] = []
-    for run in interrupts(lambda: store(one, next(numbers)), one_in=one_in):
+    for run in interrupts(lambda: store(one, next(numbers)), one_in=one_in * sparsely):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         for writer in (other, one):
             added.append(f"event {len(added)}")
@@ -59,8 +60,9 @@ def test_an_interrupted_writer_holds_up_nobody(
     assert [event for event in stored if isinstance(event, str)] == added
 
 
+@FEW_OR_MORE
 def test_a_writer_that_was_interrupted_while_it_was_opened_or_closed_ends_with_the_client(
-    clients: list[rg.Client],
+    clients: list[rg.Client], sparsely: int
 ) -> None:
     one, _ = clients
     before = {*threading.enumerate()}
@@ -69,14 +71,15 @@ def test_a_writer_that_was_interrupted_while_it_was_opened_or_closed_ends_with_t
         with one.writer("shop/orders") as writer:
             writer.write(b"event", "key")
 
-    for run in interrupts(write_one, one_in=5):
+    for run in interrupts(write_one, one_in=sparsely):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
     one.close()
     # Python lists a thread for ever that an interrupt within its `Thread.start` kept from beginning: it is not alive.
     until(lambda: not any(thread.is_alive() for thread in {*threading.enumerate()} - before), "threads end", seconds=30)
 
 
-def test_a_time_is_noted_after_an_interrupt(clients: list[rg.Client]) -> None:
+@FEW_OR_MORE
+def test_a_time_is_noted_after_an_interrupt(clients: list[rg.Client], sparsely: int) -> None:
     one, other = clients
     seconds = itertools.count()
     writers: list[Writer] = []
@@ -92,7 +95,7 @@ def test_a_time_is_noted_after_an_interrupt(clients: list[rg.Client]) -> None:
         writer.write("event", "key", event_time=time)
         writer.note_time(time)
 
-    for run in interrupts(note, before=renew):
+    for run in interrupts(note, one_in=sparsely, before=renew):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         (writer,) = writers
         time = START + timedelta(seconds=next(seconds))
@@ -112,7 +115,8 @@ def read_all(client: rg.Client) -> list[object]:
         return events
 
 
-def test_an_interrupted_reader_goes_on(clients: list[rg.Client]) -> None:
+@FEW_OR_MORE
+def test_an_interrupted_reader_goes_on(clients: list[rg.Client], sparsely: int) -> None:
     one, other = clients
     with other.writer("shop/orders", serializer=rg.JsonSerializer()) as writer:
         writer.write_many(range(5000), "key")
@@ -123,19 +127,20 @@ def test_an_interrupted_reader_goes_on(clients: list[rg.Client]) -> None:
             assert reader.read(timeout=DEADLINE) is not None, "more events are needed"
             reader.commit(timeout=DEADLINE)
 
-        for run in interrupts(read):
+        for run in interrupts(read, one_in=sparsely):
             assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
             looking = CallInThread(lambda: same.synchronizer.fetch_updates(timeout=DEADLINE))
             assert not isinstance(looking.ended(), Exception), run.place
             read()
 
 
+@FEW_OR_MORE
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupted_reader_can_be_opened_and_closed_again(clients: list[rg.Client]) -> None:
+def test_an_interrupted_reader_can_be_opened_and_closed_again(clients: list[rg.Client], sparsely: int) -> None:
     one, other = clients
     group, same = one.groups.create("group", streams=["shop/orders"]), other.groups.get("group")
     numbers = itertools.count()
-    for run in interrupts(lambda: group.reader(f"reader-{next(numbers)}").close(), one_in=30):
+    for run in interrupts(lambda: group.reader(f"reader-{next(numbers)}").close(), one_in=6 * sparsely):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         for each in (same, group):
             opening = CallInThread(lambda each=each: (each.reader(f"reader-{next(numbers)}").close(),))

@@ -16,7 +16,7 @@ from synchronizer.store import Appended, SegmentStore
 from synchronizer.stores import open_store
 from synchronizer.stores.nats import loop as nats_loop
 from synchronizer.stores.nats.store import NatsStore
-from tests.interrupts import interrupts
+from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import CallInThread, until
 
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="this system does not list threads")
@@ -44,11 +44,12 @@ def wait(store: SegmentStore) -> None:
     assert not store.wait({"s": 4}, 0.001)
 
 
+@FEW_OR_MORE
 @pytest.mark.stores("sqlite", "postgresql", "nats")
-def test_an_interrupted_wait_leaves_no_thread(opened: Callable[[], SegmentStore]) -> None:
+def test_an_interrupted_wait_leaves_no_thread(opened: Callable[[], SegmentStore], sparsely: int) -> None:
     store = opened()
     before = threads()
-    runs = interrupts(lambda: wait(store), one_in=3)
+    runs = interrupts(lambda: wait(store), one_in=sparsely)
     while (run := next(runs, None)) is not None:
         wait(store)
         store.close()
@@ -144,18 +145,22 @@ def stores(request: pytest.FixtureRequest, nats_url: str, monkeypatch: pytest.Mo
         stores.close_all()
 
 
+@FEW_OR_MORE
 @needs_proc
-def test_a_store_on_nats_whose_close_was_interrupted_holds_up_nobody_and_is_closed_again(stores: Stores) -> None:
-    for run in interrupts(stores.close, before=stores.open):
+def test_a_store_on_nats_whose_close_was_interrupted_holds_up_nobody_and_is_closed_again(
+    stores: Stores, sparsely: int
+) -> None:
+    for run in interrupts(stores.close, one_in=sparsely, before=stores.open):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         assert stores.others_go_on(), run.place
         stores.close_all()
         stores.leave_nothing(run.place)
 
 
+@FEW_OR_MORE
 @needs_proc
-def test_an_interrupted_opening_on_nats_leaves_nothing(stores: Stores) -> None:
-    for run in interrupts(stores.open, one_in=4):
+def test_an_interrupted_opening_on_nats_leaves_nothing(stores: Stores, sparsely: int) -> None:
+    for run in interrupts(stores.open, one_in=sparsely):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         stores.close_all()  # in case it came when the store was open
         stores.leave_nothing(run.place)
@@ -171,9 +176,10 @@ def test_a_store_on_nats_that_nobody_has_any_more_is_closed(stores: Stores) -> N
     stores.leave_nothing("the end of the constructor")
 
 
+@FEW_OR_MORE
 @needs_proc
 @pytest.mark.parametrize("name", ["append", "wait", "close", "open"])
-def test_a_signal_handler_closes_a_store_on_nats_at_any_point(stores: Stores, name: str) -> None:
+def test_a_signal_handler_closes_a_store_on_nats_at_any_point(stores: Stores, name: str, sparsely: int) -> None:
     """No call waits for itself, and none waits for an answer that the closed store does not get."""
     calls: dict[str, Callable[[], object]] = {
         "append": lambda: stores.newest.append("s", b"x"),
@@ -189,7 +195,7 @@ def test_a_signal_handler_closes_a_store_on_nats_at_any_point(stores: Stores, na
         assert time.monotonic() - begin < AT_ONCE_SECONDS
 
     begin = time.monotonic()
-    for run in interrupts(calls[name], one_in=4, before=stores.open, handler=close):
+    for run in interrupts(calls[name], one_in=sparsely, before=stores.open, handler=close):
         assert run.error is None or isinstance(run.error, ClosedError), f"{run.error!r}, closed at {run.place}"
         stores.close()
         slowest = max(slowest, time.monotonic() - begin)

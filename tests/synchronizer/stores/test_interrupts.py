@@ -177,8 +177,9 @@ def test_an_interrupted_call_holds_up_nobody(
     assert count > 5 // sparsely
 
 
+@FEW_OR_MORE
 def test_an_interrupted_look_at_the_line_leaves_nobody_in_it(
-    stores: list[SegmentStore], sessions: Sessions | None
+    stores: list[SegmentStore], sparsely: int, sessions: Sessions | None
 ) -> None:
     one, other = stores
     queue = FairQueue(one, "s", SystemClock())
@@ -194,7 +195,7 @@ def test_an_interrupted_look_at_the_line_leaves_nobody_in_it(
                 queue.leave()
                 raise
 
-    for run in interrupts(look, one_in=ONE_IN.get((urlsplit(one.url).scheme, "look"), 1)):
+    for run in interrupts(look, one_in=one_in(one, "look", sparsely)):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         with other.fair_lock("s", 5.0) as is_held:
             assert is_held, run.place
