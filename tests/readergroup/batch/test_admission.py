@@ -6,9 +6,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import pytest
-
 from readergroup.batch.admission import UnreadBlock, Waiting, ends_of_batch, ends_of_events
+from tests.seeds import seeds
 
 
 class Blocks:
@@ -122,7 +121,7 @@ def a_stream(rng: random.Random, *, disorder: int = 0) -> Stream:
     return Stream(segments, predecessors)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@seeds(75, 300)
 def test_nothing_is_late_and_everything_is_read(seed: int) -> None:
     rng = random.Random(seed)
     stream, about_bytes = a_stream(rng), rng.choice((1, 50, 400, 3000, 10**6))
@@ -136,7 +135,7 @@ def test_nothing_is_late_and_everything_is_read(seed: int) -> None:
         assert sum(end - start for start, end in batch.values()) <= about_bytes + 100 * len(stream.segments)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@seeds(50, 200)
 def test_a_limit_of_events_is_kept_exactly(seed: int) -> None:
     rng = random.Random(seed)
     stream, max_events = a_stream(rng), rng.choice((7, 50, 400, 3000))
@@ -147,7 +146,7 @@ def test_a_limit_of_events_is_kept_exactly(seed: int) -> None:
     assert len([size for size in sizes if size < max_events]) <= (3 if stream.predecessors else 1)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@seeds(25, 100)
 def test_disorder_within_segments_costs_no_more_than_itself(seed: int) -> None:
     rng = random.Random(seed)
     stream = a_stream(rng, disorder=50)

@@ -11,6 +11,7 @@ import pytest
 
 import readergroup as rg
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain
+from tests.seeds import seeds
 
 pytestmark = pytest.mark.stores(round_robin=True)
 COLUMNS = ["event", "scope", "stream", "segment_id", "offset", "routing_key", "written_at"]
@@ -60,7 +61,7 @@ def write(world: World, count: int, rng: random.Random) -> None:
                 writer.flush()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, 5)
 def test_a_batch_is_the_same_as_arrow(world: World, process: Process, seed: int) -> None:
     rng = random.Random(seed)
     write(world, 500, rng)
@@ -76,7 +77,7 @@ def test_a_batch_is_the_same_as_arrow(world: World, process: Process, seed: int)
     assert (empty.num_rows, empty.schema.names) == (0, COLUMNS)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, 5)
 def test_events_come_once_in_order_and_within_max_bytes(world: World, process: Process, seed: int) -> None:
     rng = random.Random(seed)
     write(world, 500, rng)

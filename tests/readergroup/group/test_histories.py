@@ -13,6 +13,7 @@ import pytest
 
 import readergroup as rg
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world
+from tests.seeds import seeds
 
 KEYS = 6
 STEPS = 120
@@ -220,7 +221,7 @@ def test_random_history_in_every_store(seed: int, store_url: str) -> None:
     test_random_history(seed, store_url)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@seeds(10, 40)
 def test_random_history(seed: int, store_url: str) -> None:
     with a_world(store_url, segments=2, reader_timeout_seconds=TIMEOUT) as world:
         history = History(world, seed)

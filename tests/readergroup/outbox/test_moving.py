@@ -19,6 +19,7 @@ from readergroup.outbox.table import OutboxTable
 from readergroup.sql.connections import wrap
 from readergroup.telemetry.counters import OutboxCounters
 from synchronizer.testing import FailingStore, Operation
+from tests.seeds import seeds
 
 STREAM = "shop/orders"
 TABLE = OutboxTable("outbox")
@@ -189,9 +190,7 @@ def test_a_row_without_a_key_is_moved_once_also_if_the_relays_choose_different_s
         scene.check()
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.broad) for seed in range(15, 400))]
-)
+@seeds(15, 400)
 def test_random_histories_move_each_row_once(scene: Scene, seed: int) -> None:
     rng = random.Random(seed)
     relays = [scene.relay()]

@@ -23,6 +23,7 @@ from readergroup.streams.transactions.transaction import Transactions
 from synchronizer import SystemClock, open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.spark.streams import KEYS, STREAM, assert_in_order, number
+from tests.seeds import seeds
 
 SCHEMA = StructType([StructField("event", BinaryType()), StructField("routing_key", StringType())])
 QUERY = "7c0d14f4-30b6-4a73-8f3c-1d6c3c5a1f00"
@@ -254,7 +255,7 @@ def test_a_commit_that_fails_is_aborted_and_made_again(
         assert_in_order(stored(client), numbers.stop)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, 5)
 def test_a_store_that_is_away_for_moments_changes_nothing(
     seed: int, store_url: str, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
+from tests.seeds import seeds
 
 pytestmark = pytest.mark.stores(round_robin=True)
 NAME = "shop/orders"
@@ -1104,7 +1105,7 @@ def test_several_commit_while_others_write_and_scale(store: SegmentStore) -> Non
 
 
 @pytest.mark.stores("memory")
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, 12)
 def test_random_histories_are_what_was_committed(
     store: SegmentStore, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from readergroup.streams.data.block import MAX_EVENT_BYTES
 from readergroup.streams.data.write_batch import MAX_UNSTORED_BYTES
 from readergroup.streams.writing.writer import EventWriter
 from synchronizer.testing import FailingStore
+from tests.seeds import seeds
 
 pytestmark = pytest.mark.stores(round_robin=True)
 STREAM: Final = "shop/orders"
@@ -116,7 +117,7 @@ def expected(rows: Sequence[Row], way: str) -> dict[str | None, list[Row]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, 6)
 @pytest.mark.usefixtures("small_pieces")
 def test_what_is_written_at_once_is_read_as_if_written_in_a_loop(client: rg.Client, way: str, seed: int) -> None:
     rows = rows_of(seed, 400)
@@ -133,7 +134,7 @@ def test_what_is_written_at_once_is_read_as_if_written_in_a_loop(client: rg.Clie
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 @pytest.mark.usefixtures("small_pieces")
 def test_splits_merges_and_lost_answers_meanwhile_change_nothing(
     client: rg.Client, failing: FailingStore, way: str, seed: int

@@ -6,11 +6,10 @@ import random
 import uuid
 from contextlib import ExitStack
 
-import pytest
-
 from synchronizer import ReaderGroupError
 from synchronizer.recipes.coordination.election import LeaderElection
 from synchronizer.testing import FailingStore, Operation
+from tests.seeds import seeds
 from tests.synchronizer.recipes.stepped import TIMEOUT, World
 
 CANDIDATES = 4
@@ -122,7 +121,7 @@ class History:
         assert len(self.world.state("election/ship").members) == CANDIDATES
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, 12)
 def test_s7_in_no_history_there_are_two_leaders_or_a_token_that_is_smaller(seed: int) -> None:
     with ExitStack() as closing:
         history = History(seed, closing)

@@ -23,6 +23,7 @@ from synchronizer.stores.nats import wire as wire
 from synchronizer.stores.nats.frames import Answer, Outgoing, answer_of, error_in, framed
 from synchronizer.stores.nats.store import NatsStore
 from synchronizer.threads.background import background_errors
+from tests.seeds import seeds
 from tests.servers.nats import NatsServer
 from tests.synchronizer.stores.nats.test_store import _proxied
 from tests.waiting import until
@@ -81,7 +82,7 @@ def readings(headers: Mapping[str, str], data: bytes) -> list[Callable[[], objec
     ]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(4, 10)
 def test_damaged_headers_are_read_or_raise_corrupt_store_error(seed: int) -> None:
     rng = random.Random(seed)
     for block in 20 * blocks():
@@ -93,7 +94,7 @@ def test_damaged_headers_are_read_or_raise_corrupt_store_error(seed: int) -> Non
                 assert "damaged" in str(error)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(4, 10)
 def test_damaged_answers_of_the_leader_are_read_or_raise_corrupt_store_error(seed: int) -> None:
     rng = random.Random(seed)
     message = {"subject": "s.d.x", "seq": 7, "hdrs": base64.b64encode(blocks()[0]).decode(), "data": "AAAA"}
