@@ -2,11 +2,12 @@
 
 A test that takes ``store_url`` runs on the memory store, one that takes ``shared_store_url`` on a SQLite file. One with
 the mark ``stores`` runs on all but the cluster, or on those that the mark names; with ``stores(round_robin=True)`` on
-that first one and on another, so that of many such tests each store gets its share. With ``--stores=all``, or names
-with commas, all of them run on each, and no other tests do: ``make test-stores``.
+that first one, and every second test on another too, so that of many such tests each store gets its share. With
+``--stores=all``, or names with commas, all of them run on each, and no other tests do: ``make test-stores``.
 
 A test or a parameter with the mark ``broad`` is the wide form of another one that runs every time: more seeds, more
-schedules, another place. It runs with ``--broad``, or on the stores of ``--stores``; ``make test-stores`` gives both.
+schedules, another place or store. It runs with ``--broad``, or on the stores of ``--stores``; ``make test-stores``
+gives both. With ``--broad`` each property of Hypothesis runs too, with ten times as many examples.
 
 The servers are real ones of the tests' own, started when the first test asks for them, one of each for all processes of
 the run. What ``READERGROUP_TEST_URLS`` names, addresses with spaces between them, comes on top and is for all tests:
@@ -27,6 +28,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -40,10 +42,6 @@ from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.shared import Server, SharedServers
 from tests.servers.unavailable import ServerUnavailable
-
-# How long one example takes says something about the machine, and nothing about the code.
-settings.register_profile("without a deadline", deadline=None)
-settings.load_profile("without a deadline")
 
 #: What starts the server of a store.
 SERVERS: dict[str, Callable[[], Server]] = {
@@ -78,6 +76,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # How long one example takes says something about the machine, and nothing about the code.
+    settings.register_profile("of this run", deadline=None, max_examples=300 if config.getoption("--broad") else 30)
+    settings.load_profile("of this run")
     config.addinivalue_line("markers", "unexpected_errors: it makes errors that threads and stores do not know")
     config.addinivalue_line("markers", "stores(*names, round_robin=False): the stores it runs on in every run, or all")
     config.addinivalue_line("markers", "broad: it takes long, and a narrower one runs every time; runs with --broad")
@@ -87,26 +88,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for parameter, possible in PARAMETERS.items():
         if parameter in metafunc.fixturenames:
             stores = _stores_of(metafunc, possible)
-            metafunc.parametrize(parameter, stores, indirect=True, ids=[_label(store) for store in stores])
+            metafunc.parametrize(parameter, stores, indirect=True)
 
 
-def _stores_of(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[str]:
+def _stores_of(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[object]:
+    wide: Sequence[str] = ()
     if named := metafunc.config.getoption("--stores"):
         wanted = possible if named == "all" else named.split(",")
         if unknown := {*wanted} - {*ALL_STORES}:
             raise pytest.UsageError(f"--stores: there is no {', '.join(unknown)}; there are {', '.join(ALL_STORES)}")
     elif mark := metafunc.definition.get_closest_marker("stores"):
         some = [store for store in possible if store not in ONLY_IF_NAMED]
-        wanted = mark.args or (_round_robin(metafunc, some) if mark.kwargs.get("round_robin") else some)
+        wanted = mark.args or some
+        if mark.kwargs.get("round_robin"):
+            wanted, wide = _round_robin(metafunc, some)
     else:
         wanted = possible[:1]
-    return [store for store in possible if store in {*wanted, *OWN_URLS}]
+    return [
+        pytest.param(store, id=_label(store), marks=[pytest.mark.broad] if store in wide else [])
+        for store in possible
+        if store in {*wanted, *OWN_URLS}
+    ]
 
 
-def _round_robin(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[str]:
-    """The first, and another one that is the same in every run whatever else there is."""
+def _round_robin(metafunc: pytest.Metafunc, possible: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The first and another one, the same in every run whatever else there is; and this one again if it is broad.
+
+    It is for every second test.
+    """
     first, *others = [store for store in possible if store not in OWN_URLS]
-    return [first, others[zlib.crc32(metafunc.function.__name__.encode()) % len(others)]]
+    turn, place = divmod(zlib.crc32(metafunc.function.__name__.encode()), len(others))
+    return [first, others[place]], [others[place]] if turn % 2 else []
 
 
 def _label(store: str) -> str:
@@ -131,7 +143,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
     Paths that the command line names are collected all the same.
     """
-    is_of_spark = SPARK_TESTS in (collection_path, *collection_path.parents)
+    is_of_spark = _is_of_spark(collection_path)
     if config.getoption("--spark"):
         return None if is_of_spark or collection_path in SPARK_TESTS.parents else True
     return True if is_of_spark and _is_of_several(config) else None
@@ -141,7 +153,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _keep(_is_asked_for, config, items)
     if (only := config.getoption("--spark")) or _is_of_several(config):
-        _keep(lambda item: _is_of_spark(item) == only, config, items)
+        _keep(lambda item: _is_of_spark(item.path) == only, config, items)
 
 
 def _keep(is_kept: Callable[[pytest.Item], bool], config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -151,15 +163,21 @@ def _keep(is_kept: Callable[[pytest.Item], bool], config: pytest.Config, items: 
 
 
 def _is_asked_for(item: pytest.Item) -> bool:
-    is_broad = item.get_closest_marker("broad") is not None
+    is_broad, is_wider = item.get_closest_marker("broad") is not None, _has_examples(item)
     stores, broad = item.config.getoption("--stores"), item.config.getoption("--broad")
     if not stores and not broad:
         return not is_broad
-    return (bool(stores) and _takes_a_store(item)) or (broad and is_broad)
+    return (bool(stores) and _takes_a_store(item)) or (broad and (is_broad or is_wider))
 
 
-def _is_of_spark(item: pytest.Item) -> bool:
-    return SPARK_TESTS in item.path.parents
+def _has_examples(item: pytest.Item) -> bool:
+    """A property, which has more examples in a run with ``--broad``."""
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
+@cache  # each worker asks this of 10,000 tests, in some hundred files
+def _is_of_spark(path: Path) -> bool:
+    return path.is_relative_to(SPARK_TESTS)
 
 
 def _is_of_several(config: pytest.Config) -> bool:
@@ -276,7 +294,7 @@ def server_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         named = [Path(argument.partition("::")[0]).absolute() for argument in session.config.args]
-        if session.config.getoption("--spark") or all(SPARK_TESTS in (path, *path.parents) for path in named):
+        if session.config.getoption("--spark") or all(map(_is_of_spark, named)):
             session.exitstatus = pytest.ExitCode.OK  # they are in the other run: see `make test`
     # Not in the fixture's end, which belongs to a test: the process that started a server waits here for the others.
     if SHARED_SERVERS in session.config.stash:

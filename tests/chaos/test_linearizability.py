@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from synchronizer import OutcomeUnknownError, StoreUnavailableError
@@ -371,14 +371,12 @@ def executions(draw: st.DrawFn, max_calls: int) -> tuple[Model, list[Call]]:
 
 
 @given(executions(max_calls=40))
-@settings(max_examples=100, deadline=None)
 def test_what_really_happened_is_accepted(execution: tuple[Model, list[Call]]) -> None:
     model, history = execution
     assert linearize(history, model).is_linearizable
 
 
 @given(executions(max_calls=5), st.data())
-@settings(max_examples=300, deadline=None)
 def test_both_checkers_agree_on_changed_histories(execution: tuple[Model, list[Call]], data: st.DataObject) -> None:
     model, history = execution
     for _ in range(data.draw(st.integers(1, 3)) if history else 0):

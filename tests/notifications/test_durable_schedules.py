@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from synchronizer import ManualClock, SegmentStore, StoreUnavailableError, open_store
@@ -74,7 +74,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_each_change_is_heard_at_least_once_in_order_or_covered_by_a_gap(
     steps: list[str | tuple[str, int]],

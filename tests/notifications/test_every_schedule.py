@@ -3,7 +3,7 @@ by one notification with a gap."""
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from synchronizer import ManualClock, open_store
@@ -15,7 +15,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_each_change_is_told_to_each_listener_once_in_order_or_covered_by_a_gap(steps: list[str]) -> None:
     with open_store("memory://") as store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from synchronizer import ANY, StoreUnavailableError
@@ -147,7 +147,6 @@ def test_an_append_at_an_offset_finds_its_own_bytes(store: FailingStore) -> None
     assert data_of(store) == b"datamore"
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 2), min_size=1, max_size=60))
 def test_whatever_is_lost_each_change_is_stored_once_or_not_at_all(seed: int, turns: list[int]) -> None:
     """Three processes change one attribute. Each knows of each of its changes whether it is stored, or is in doubt."""

@@ -246,9 +246,7 @@ def with_disturbances(store: FailingStore, actions: list[tuple[int, Callable[[],
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(
-    max_examples=300, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestHistories.settings = settings(stateful_step_count=25, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -225,7 +225,7 @@ class InFlightMachine(RuleBasedStateMachine):
 
 
 TestInFlight = InFlightMachine.TestCase
-TestInFlight.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestInFlight.settings = settings(stateful_step_count=50)
 
 
 def numbered(*keys: str | None) -> list[Item[int]]:

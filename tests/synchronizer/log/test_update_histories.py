@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from synchronizer import AppliedUpdate, DeadlineExceededError, Revision, StateSynchronizer, open_store
@@ -36,7 +36,6 @@ def heard_as_in_the_log(heard: list[AppliedUpdate[Account]], written: dict[Revis
         place = found
 
 
-@settings(max_examples=250, deadline=None)
 @given(steps=steps, after=st.integers(0, 3))
 def test_what_a_listener_hears_is_the_log(steps: list[tuple[str, int]], after: int) -> None:
     clock = InstantClock()

@@ -272,4 +272,4 @@ class RandomHistory(RuleBasedStateMachine):
 
 
 TestRandomHistories = RandomHistory.TestCase
-TestRandomHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRandomHistories.settings = settings(stateful_step_count=40)

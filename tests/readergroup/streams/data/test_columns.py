@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from readergroup.streams.config import segment_id
@@ -44,13 +44,11 @@ def assert_has_the_keys(blocks: Sequence[Block], first: int) -> None:
 
 
 @given(st.lists(blocks_of(ASCII) | blocks_of(st.integers(0, 400).map(str)), min_size=1, max_size=4), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
 def test_keys_of_ascii_are_those_of_the_blocks(blocks: list[Block], first: int) -> None:
     assert_has_the_keys(blocks, first)
 
 
 @given(st.lists(blocks_of(ASCII) | blocks_of(ANY), min_size=1, max_size=4), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
 def test_any_keys_are_those_of_the_blocks(blocks: list[Block], first: int) -> None:
     assert_has_the_keys(blocks, first)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import msgpack
 import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import readergroup as rg
@@ -65,7 +65,6 @@ def encoded(rows: list[Row], *, keys: bool = True, headers: pyarrow.MapArray | N
 
 
 @given(st.lists(st.tuples(EVENTS, KEYS)))
-@settings(max_examples=200, deadline=None)
 def test_each_segment_has_the_events_of_its_keys_in_their_order(rows: list[Row]) -> None:
     expected: dict[int, list[Row]] = defaultdict(list)
     for event, key in rows:
@@ -82,7 +81,6 @@ def test_each_segment_has_the_events_of_its_keys_in_their_order(rows: list[Row])
 
 
 @given(st.lists(st.tuples(EVENTS, KEYS, HEADERS), max_size=20))
-@settings(max_examples=200, deadline=None)
 def test_events_keep_their_headers_and_those_without_cost_nothing(
     rows: list[tuple[bytes, str | None, Headers]],
 ) -> None:

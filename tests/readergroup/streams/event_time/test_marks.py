@@ -60,7 +60,6 @@ def test_a_window_is_between_the_last_watermark_that_is_passed_and_the_next() ->
     assert window(9) == TimeWindow(lower_bound=second.replace(second=2), upper_bound=None)
 
 
-@settings(max_examples=50)
 @given(st.integers(1, 400), st.integers(1, 40))
 def test_a_history_stays_small_and_keeps_the_newest_watermark(count: int, segments: int) -> None:
     history = WatermarkHistory("abc", ())
@@ -197,5 +196,5 @@ class Protocol(RuleBasedStateMachine):
         assert times == sorted(set(times))
 
 
-Protocol.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Protocol.TestCase.settings = settings(stateful_step_count=40)
 TestProtocol = Protocol.TestCase

@@ -224,8 +224,8 @@ class SetHistories(SharedHistories):
         return SharedSet(store, "set", str, clock=clock, timeout=5.0, compaction_bytes=300)
 
 
-FEW = settings(max_examples=100, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+SHORT = settings(stateful_step_count=20, suppress_health_check=list(HealthCheck))
 TestMap = MapHistories.TestCase
-TestMap.settings = FEW
+TestMap.settings = SHORT
 TestSet = SetHistories.TestCase
-TestSet.settings = FEW
+TestSet.settings = SHORT

@@ -206,7 +206,6 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueAgainstAList = QueueMachine.TestCase
 TestQueueAgainstAList.settings = settings(
-    max_examples=60,
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow],  # a busy machine is
 )

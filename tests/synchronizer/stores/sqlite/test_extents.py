@@ -13,7 +13,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from synchronizer.errors import AlreadyExistsError
@@ -196,11 +195,8 @@ class Segments(RuleBasedStateMachine):
         return len(self.held[name]) - self.starts[name]
 
 
-@pytest.mark.usefixtures("small_extents")
-def test_copies_truncations_and_deletions_lose_nothing_and_leave_nothing() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Segments, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
-    )
+TestCopiesTruncationsAndDeletions = pytest.mark.usefixtures("small_extents")(Segments.TestCase)
+TestCopiesTruncationsAndDeletions.settings = settings(stateful_step_count=40)
 
 
 @pytest.mark.usefixtures("small_extents")
