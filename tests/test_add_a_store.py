@@ -71,10 +71,12 @@ def test_it_is_small() -> None:
 
 
 @pytest.mark.usefixtures("server")  # where none can be had, this is skipped
-def test_it_passes_the_suite_of_the_sdk(installed: Path) -> None:
+@pytest.mark.parametrize("named", ["append", pytest.param("test", marks=pytest.mark.broad)])
+def test_it_passes_the_suite_of_the_sdk(installed: Path, named: str) -> None:
+    pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     with ValkeyServer(sync="none") as fast:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SAMPLE / "test_valkey_store.py")],
+            [*pytest_command, str(SAMPLE / "test_valkey_store.py"), "-k", named],
             capture_output=True,
             text=True,
             timeout=280,

@@ -90,7 +90,7 @@ def test_a_store_that_any_call_of_its_opening_or_closing_fails_can_be_opened_aga
             for data, answer in answers.items():  # what failed before may come to the server between them
                 assert isinstance(answer, UnknownOutcome) or store.read("s", answer.offset, 1) == data
 
-    for number in count(1, each if store_url.startswith("nats") else 1):  # of NATS there are many, and they wait
+    for number in count(1, each):
         url = f"{store_url}{number}" if is_new else store_url
         points.fail_nth(number)
         with suppress(ReaderGroupError):

@@ -110,7 +110,6 @@ def store(store_url: str) -> Iterator[SegmentStore]:
         yield store
 
 
-@pytest.mark.stores(round_robin=True)
 @pytest.mark.timeout(300)
 def test_in_a_year_no_subscriber_loses_anything(store: SegmentStore, clock: ManualClock) -> None:
     year = Year(store, clock, rg.RetentionPolicy(consumed_by="subscribers", min_age=timedelta(days=1)))
@@ -142,7 +141,7 @@ def test_in_a_year_no_subscriber_loses_anything(store: SegmentStore, clock: Manu
     assert max(states[STEPS // 2 :]) <= max(states[: STEPS // 2]) + 2 < 40
 
 
-@pytest.mark.stores(round_robin=True)
+@pytest.mark.stores("postgresql")
 @pytest.mark.timeout(300)
 def test_in_a_year_a_stream_never_takes_much_more_than_its_size(store: SegmentStore, clock: ManualClock) -> None:
     most = 100_000

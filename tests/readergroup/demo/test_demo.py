@@ -437,6 +437,7 @@ def test_a_file_that_differs_from_what_was_read_makes_the_demo_fail(tmp_path: Pa
     assert "all files are kept in" in process.stderr.read()
 
 
+@pytest.mark.broad
 def test_files_of_any_bytes_will_do(tmp_path: Path) -> None:
     folder = tmp_path / "input"
     folder.mkdir()

@@ -97,7 +97,7 @@ def assert_in_order_per_owner_and_key(diary: Diary) -> None:
 # ---------------------------------------------------------------------- the way of events
 
 
-@pytest.mark.stores
+@pytest.mark.stores(round_robin=True)
 def test_every_event_is_handled_once_and_run_returns_at_the_end_of_the_data(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str
 ) -> None:
@@ -503,8 +503,15 @@ if __name__ == "__main__":
     )
 
 
-@pytest.mark.parametrize("to_all", [False, True], ids=["to the parent", "to parent and workers"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("number", "to_all"),
+    [
+        pytest.param(signal.SIGTERM, False, id="SIGTERM to the parent"),
+        pytest.param(signal.SIGINT, True, id="SIGINT to parent and workers"),
+        pytest.param(signal.SIGTERM, True, id="SIGTERM to parent and workers", marks=pytest.mark.broad),
+        pytest.param(signal.SIGINT, False, id="SIGINT to the parent", marks=pytest.mark.broad),
+    ],
+)
 def test_a_signal_drains_a_program(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, url: str, number: signal.Signals, to_all: bool
 ) -> None:

@@ -19,7 +19,7 @@ from tests.readergroup.sinks.databases import ASYNCHRONOUS, ApplicationDatabase
 
 #: The connections of a pool belong to the loop that opens it, and a worker has its own.
 ON_ANY_LOOP = [kind for kind in ASYNCHRONOUS if kind != "psycopg-async-pool"]
-FEW = ["sqlite3", "psycopg-function", "sqlalchemy-psycopg"]
+FEW = ["sqlite3", "psycopg-function", pytest.param("sqlalchemy-psycopg", marks=pytest.mark.broad)]
 MODES: dict[str, dict[str, Any]] = {
     "events": {},
     "concurrent": {"concurrency": 8},

@@ -64,6 +64,7 @@ def needed(name: str, extras: set[str]) -> dict[str, Distribution]:
     return found
 
 
+@pytest.mark.broad  # the doctor finds it there too
 def test_an_archive_brings_the_package_to_workers_without_it(master: str, folder: Path, postgres_url: str) -> None:
     with rg.connect(postgres_url) as client:
         for stream in (STREAM, "shop/copied"):
@@ -134,6 +135,7 @@ def test_the_doctor_says_that_another_python_lacks_the_package(doctor: Callable[
         assert re.search(rf"^missing +executor {number} +no readergroup; see", said, re.MULTILINE), said
 
 
+@pytest.mark.broad
 def test_the_doctor_says_that_there_is_no_python(doctor: Callable[..., tuple[int, str]]) -> None:
     code, said = doctor(python="./environment/bin/python")
     assert code == 1

@@ -209,6 +209,7 @@ def urls_with_least_rights() -> Iterator[Iterator[str]]:
         assert violations(server) == []
 
 
+@pytest.mark.broad
 class TestWithTheLeastRights(SegmentStoreConformance):
     """The suite of all stores."""
 
