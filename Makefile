@@ -1,7 +1,8 @@
 # make demo    the main job, on this Python's standard library or on INPUT=path      make demo-spark    on Spark
 # make serve-demo    the page of readergroup serve, on a group that works
 # make demo-autoscale   a stream and its readers scale with a day of load, in a minute
-# make test    the whole test suite          make check       lint, types, layers
+# make test    the test suite                make check       lint, types, layers
+# make test-broad    wide forms of its tests: more seeds, more examples, more stores
 # make test-stores STORES=nats    what takes a store, all of it on these (memory,sqlite,postgresql,nats,nats-cluster)
 #              and what is too broad for make test: more seeds, more schedules
 # make test-lowest   with the lowest versions that pyproject.toml allows
@@ -26,10 +27,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 PACKAGES := synchronizer notifications readergroup
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-autoscale demo-spark serve-demo test java test-stores test-lowest check bench simulate chaos soak wheel-test clean
+.PHONY: help demo demo-autoscale demo-spark serve-demo test java test-broad test-stores test-lowest check bench simulate chaos soak wheel-test clean
 
 help:
-	@sed -n '1,10s/^# //p' Makefile
+	@sed -n '1,11s/^# //p' Makefile
 
 # Each stamp stands for one set of dependencies, and is as new as the pyproject.toml that was installed.
 $(VENV)/bin/python:
@@ -85,6 +86,20 @@ java: $(VENV)/.installed-spark
 	    { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	    apt-get update -qq && apt-get install -qq --yes --no-install-recommends openjdk-17-jre-headless >/dev/null; } || \
 	    echo "there is no Java 17 here, and it could not be installed"
+
+# The wide forms that take seconds, not those that take minutes or hours. Each has a narrow form in `make test`.
+BROAD_TESTS := tests/notifications tests/readergroup tests/synchronizer tests/test_add_a_store.py \
+    tests/simulation/test_mutations.py tests/simulation/test_scale.py \
+    'tests/simulation/test_simulation.py::test_no_seed_breaks_a_guarantee[50]'
+LONGER := everywhere or million or Cluster or PublicMeans or power_cut
+BROAD_SPARK_TESTS := $(addprefix tests/readergroup/spark/test_,packaging.py several_streams.py sink.py stream_reader.py)
+
+test-broad: $(VENV)/.installed-dev java
+	@mkdir -p build
+	@$(BIN)/pytest $(BROAD_SPARK_TESTS) --quiet --broad --spark >build/spark-tests.txt 2>&1 & spark=$$!; \
+	    trap 'kill $$spark' TERM; \
+	    $(BIN)/pytest $(BROAD_TESTS) -k 'not ($(LONGER))' --quiet --broad --numprocesses $(WORKERS) --dist worksteal; \
+	    code=$$?; wait $$spark || code=$$?; cat build/spark-tests.txt; exit $$code
 
 # `make test` runs everything on one store and a part on others; this runs everything on all STORES, and the
 # tests with the mark `broad`, which are the wide forms of others.
