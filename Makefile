@@ -165,6 +165,7 @@ wheel-test:
 	@wheel=$$(echo $(WHEEL)/dist/*.whl) && \
 	    $(WHEEL)/venv/bin/python -m pip install -qq --disable-pip-version-check "$$wheel[wheel-test]"
 	cd $(WHEEL)/tree && ../venv/bin/pytest $(WHEEL_TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal
+	cd $(WHEEL)/tree && ../venv/bin/pytest $(WHEEL_TESTS) --quiet --broad --numprocesses $(WORKERS) --dist worksteal
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

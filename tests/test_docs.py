@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import DOCS, ROOT
+from tests.seeds import some_and_broad
 
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 #: What runs in the tests of Spark.
@@ -25,7 +26,10 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in NEEDS_SPARK], ids=name)
+PROGRAMS = [page for page in PAGES if blocks(page) and page not in NEEDS_SPARK]
+
+
+@pytest.mark.parametrize("page", some_and_broad(PROGRAMS), ids=name)
 def test_python_blocks_run_as_printed(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     program = tmp_path / "page.py"
     program.touch()

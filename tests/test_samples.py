@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import SAMPLES
+from tests.seeds import some_and_broad
 
 #: What each sample prints when what it shows holds.
 PROMISES = {
@@ -43,7 +44,7 @@ def test_every_sample_has_a_promise_and_a_line_in_the_table() -> None:
     assert [name for name in names if f"`{name}.py`" not in table] == []
 
 
-@pytest.mark.parametrize("name", PROMISES)
+@pytest.mark.parametrize("name", some_and_broad(PROMISES))
 def test_sample(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(SAMPLES / f"{name}.py"), str(tmp_path)]
     # Spawned workers import the sample's functions from its own folder.

@@ -19,7 +19,7 @@ from tests.chaos.schedules import explained, run
 from tests.servers.unavailable import ServerUnavailable
 
 
-@pytest.mark.parametrize("schedules", [3, pytest.param(10, marks=pytest.mark.broad)])
+@pytest.mark.parametrize("schedules", [2, pytest.param(10, marks=pytest.mark.broad)])
 def test_schedules_of_signals_break_no_guarantee(tmp_path: Path, schedules: int) -> None:
     reports = list(run(range(schedules), tmp_path))
     print(summary(reports))
@@ -50,7 +50,9 @@ def test_schedules_with_servers_and_networks_that_fail_break_no_guarantee(
 
 
 @pytest.mark.parametrize("schedules", [1, pytest.param(4, marks=pytest.mark.broad)])
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "nats"])
+@pytest.mark.parametrize(
+    "kind", ["sqlite", *(pytest.param(kind, marks=pytest.mark.broad) for kind in ("postgresql", "nats"))]
+)
 def test_schedules_in_which_readers_handle_many_events_at_once_break_no_guarantee(
     tmp_path: Path, kind: StoreKind, schedules: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

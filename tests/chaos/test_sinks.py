@@ -11,7 +11,7 @@ from tests.servers.unavailable import ServerUnavailable
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("schedules", [2, pytest.param(10, marks=pytest.mark.broad)])
+@pytest.mark.parametrize("schedules", [1, pytest.param(10, marks=pytest.mark.broad)])
 def test_each_event_has_one_effect_whatever_is_killed_or_stopped(tmp_path: Path, kind: Kind, schedules: int) -> None:
     try:
         outcomes = list(run(range(schedules), tmp_path, kinds=[kind]))

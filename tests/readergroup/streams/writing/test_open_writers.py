@@ -57,6 +57,7 @@ def stored(client: rg.Client) -> list[bytes]:
     return [event.data for each in client.batch.segment_ranges(STREAM) for event in client.batch.read(each)]
 
 
+@pytest.mark.stores(round_robin=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_process_that_ends_stores_what_its_writers_hold(client: rg.Client, shared_store_url: str, way: str) -> None:
     result = run(WRITE + WAYS[way], shared_store_url)
