@@ -704,8 +704,8 @@ NO_SCOPE = "ignore:The configuration option"
     ("mark", "outcome"),
     [
         ("asyncio", "cancelled"),  # a loop ends before the fixtures of its test
-        ("asyncio(loop_scope='module')", "ended"),
-        ("anyio", "cancelled"),
+        pytest.param("asyncio(loop_scope='module')", "ended", marks=pytest.mark.broad),
+        pytest.param("anyio", "cancelled", marks=pytest.mark.broad),
     ],
 )
 def test_clients_for_asyncio_need_no_plugin_and_work_with_each(tmp_path: Path, mark: str, outcome: str) -> None:

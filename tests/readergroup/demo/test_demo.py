@@ -422,6 +422,7 @@ app_with("demo")(["demo", {str(tmp_path / "input")!r}, "--output", {str(tmp_path
     assert grown
 
 
+@pytest.mark.broad  # every run has the check, on wrong data
 def test_a_file_that_differs_from_what_was_read_makes_the_demo_fail(tmp_path: Path) -> None:
     many_lines(tmp_path / "input")
     process = start_demo(tmp_path / "input", "--output", tmp_path / "output")

@@ -16,6 +16,7 @@ from readergroup import aio
 from readergroup.sinks import SqlSink
 from tests.readergroup.sinks.conftest import STREAM, write
 from tests.readergroup.sinks.databases import ASYNCHRONOUS, ApplicationDatabase
+from tests.seeds import some_and_broad
 
 #: The connections of a pool belong to the loop that opens it, and a worker has its own.
 ON_ANY_LOOP = [kind for kind in ASYNCHRONOUS if kind != "psycopg-async-pool"]
@@ -28,7 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", some_and_broad(MODES))
 def test_each_event_is_stored_once_with_its_position(
     database: ApplicationDatabase, client: rg.Client, mode: str
 ) -> None:
@@ -235,7 +236,7 @@ def test_two_groups_share_a_table(database: ApplicationDatabase, client: rg.Clie
 @pytest.mark.parametrize(
     "async_database", [kind for kind in ASYNCHRONOUS if kind != "psycopg-async-pool"], indirect=True
 )
-@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("concurrency", [4, pytest.param(1, marks=pytest.mark.broad)])
 def test_async_handlers_with_an_asynchronous_database(
     async_database: ApplicationDatabase, client: rg.Client, concurrency: int
 ) -> None:
@@ -258,7 +259,7 @@ def test_async_handlers_with_an_asynchronous_database(
     assert threading.active_count() < 50
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("concurrency", [8, pytest.param(1, marks=pytest.mark.broad)])
 def test_handlers_on_the_loop_of_the_application_are_stored_once(
     async_database: ApplicationDatabase, client: rg.Client, concurrency: int
 ) -> None:
