@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         StreamExistsError,
         WorkerError,
     )
+    from .group.distribution import Distribution
     from .group.lag import GroupLag, SegmentLag
     from .group.lag_notifier import LagNotification
     from .group.model.checkpoint import Checkpoint
@@ -90,7 +91,8 @@ if TYPE_CHECKING:
         SegmentNotification,
     )
     from .group.reader import Reader
-    from .group.reader_group import Distribution, ReaderGroup
+    from .group.reader_group import ReaderGroup
+    from .group.time_windows import TimeWindow
     from .outbox.notifier import OutboxNotification
     from .outbox.outbox import Outbox, OutboxLag, OutboxStreamLag
     from .outbox.relay import OutboxRelay
@@ -112,8 +114,7 @@ if TYPE_CHECKING:
         StreamInfo,
     )
     from .streams.event import Event, EventBatch, EventPointer, Position
-    from .streams.event_time.marks import TimeWindow
-    from .streams.retention.applying import RetentionReport
+    from .streams.retention.report import RetentionReport
     from .streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer, Serializer
     from .streams.transactions.staging import StagedPart, Staging
     from .streams.transactions.transaction import Transaction, Transactions
@@ -265,6 +266,7 @@ _MODULES = {
         "StreamExistsError WorkerError"
     ),
     ".group.lag": "GroupLag SegmentLag",
+    ".group.distribution": "Distribution",
     ".group.lag_notifier": "LagNotification",
     ".group.model.checkpoint": "Checkpoint",
     ".group.model.config": "ReaderGroupConfig",
@@ -274,7 +276,8 @@ _MODULES = {
         "CheckpointNotification EndOfDataNotification ReaderNotification RetentionNotification SegmentNotification"
     ),
     ".group.reader": "Reader",
-    ".group.reader_group": "Distribution ReaderGroup",
+    ".group.reader_group": "ReaderGroup",
+    ".group.time_windows": "TimeWindow",
     ".outbox.notifier": "OutboxNotification",
     ".outbox.outbox": "Outbox OutboxLag OutboxStreamLag",
     ".outbox.relay": "OutboxRelay",
@@ -288,8 +291,7 @@ _MODULES = {
     ".scaling.retry": "DeadLetter DelayedRetry RetryPolicy",
     ".streams.config": "RetentionPolicy ScalingPolicy ScalingReport SegmentId StreamConfig StreamCut StreamInfo",
     ".streams.event": "Event EventBatch EventPointer Position",
-    ".streams.event_time.marks": "TimeWindow",
-    ".streams.retention.applying": "RetentionReport",
+    ".streams.retention.report": "RetentionReport",
     ".streams.serializers": "BytesSerializer JsonSerializer MsgpackSerializer PydanticSerializer Serializer",
     ".streams.transactions.staging": "StagedPart Staging",
     ".streams.transactions.transaction": "Transaction Transactions",

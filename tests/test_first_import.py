@@ -27,7 +27,7 @@ WRITE: Final = "writer = client.writer('shop/orders'); writer.write(b'x'); write
 
 STREAMS: Final = "isal mmh3 msgpack pydantic readergroup.client readergroup.streams.manager synchronizer.state"
 COUNTER: Final = "msgpack pydantic readergroup.client synchronizer.state"
-GROUP_LIST: Final = f"isal mmh3 {COUNTER} readergroup.group.manager"
+GROUP_STATES: Final = f"isal mmh3 {COUNTER} readergroup.group.manager"
 GROUPS: Final = f"{STREAMS} readergroup.group.manager"
 SQLITE: Final = "ctypes msgpack readergroup.client sqlite3"
 
@@ -43,7 +43,7 @@ LIBRARY: Final = {
         f"{GROUP}; {WRITE}; reader = group.reader(); next(iter(reader)); reader.close()",
         f"{GROUPS} readergroup.group.reader readergroup.streams.writing.writer",
     ),
-    "list the groups": (f"{CONNECT}; list(client.groups.list())", GROUP_LIST),
+    "list the groups": (f"{CONNECT}; list(client.groups.list())", GROUP_STATES),
     "read in bulk": (
         f"{STREAM}; {WRITE}; list(client.batch.batches(client.batch.segment_ranges('shop/orders')[0]))",
         f"{STREAMS} readergroup.batch.client readergroup.streams.writing.writer",
@@ -166,8 +166,8 @@ COMMANDS: Final = {
     "config put shop size 5": COUNTER,
     "stream list --json": STREAMS,
     "stream list": STREAMS,
-    "group list": GROUP_LIST,
-    "group describe billing": GROUPS,
+    "group list": GROUP_STATES,
+    "group describe billing": GROUP_STATES,
     "peek shop/orders": f"{STREAMS} readergroup.batch.client",
 }
 

@@ -24,9 +24,9 @@ from ..errors import EndOfDataError
 from ..group.prefetching import InterruptibleDeadline, PrefetchingReader
 from ..group.reader import EVENTS_AHEAD
 from ..group.reader_group import ReaderGroup
+from ..group.time_windows import TimeWindow
 from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch, Position
-from ..streams.event_time.marks import TimeWindow
 from ..streams.serializers import Serializer
 from .calls import Calls, close_threads
 from .facade import Plain

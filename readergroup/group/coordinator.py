@@ -226,7 +226,7 @@ class ReaderCoordinator:
         now = self._clock.monotonic()
         if now < self._follow_at:
             return self._follow_at
-        self._followed = follow_streams(self._updater)
+        self._followed = self._updater.follow_streams()
         self._follow_at = now + self._updater.state.config.refresh_interval_seconds
         return self._follow_at
 
@@ -327,18 +327,3 @@ class ReaderCoordinator:
     def _renewed_at(self) -> float:
         """When the last renewal of this process was sent."""
         return max((reader.renewed_at for reader in self._present_readers()), default=float("-inf"))
-
-
-def follow_streams(updater: GroupUpdater) -> Mapping[str, int]:
-    """Follow all streams of the group. Return the lengths of their metadata logs as followed, to wait on."""
-    known = {}
-    for stream, followed in updater.state.streams.items():
-        if followed.ended:
-            continue
-        try:
-            synchronizer = updater.streams.synchronizer(stream)
-            known[synchronizer.segment] = synchronizer.applied_length
-            updater.follow_stream(stream)
-        except NotFoundError:
-            _logger.debug("stream %s was deleted", stream)  # its readers raise this when they read
-    return known

@@ -9,7 +9,6 @@ from notifications import Change, Notification, PollingNotifier
 from synchronizer import NotFoundError
 
 from ..streams.config import SegmentId, StreamCut
-from .coordinator import follow_streams
 from .model.checkpoint import Checkpoint
 from .model.state import ReaderGroupState
 from .model.updates import RemoveReader
@@ -57,7 +56,7 @@ class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
 
     def before_poll(self) -> None:
         try:
-            self._followed = follow_streams(self._updater)
+            self._followed = self._updater.follow_streams()
         except NotFoundError:  # the group was deleted
             self._followed = {}
 

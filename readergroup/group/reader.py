@@ -48,8 +48,7 @@ from .updater import GroupUpdater, check_same_stream
 if TYPE_CHECKING:
     import pyarrow
 
-    from ..streams.event_time.marks import TimeWindow
-    from .time_windows import TimeWindows
+    from .time_windows import TimeWindow, TimeWindows
 
 T = TypeVar("T")
 

@@ -11,8 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 from weakref import WeakSet
 
-from pydantic import BaseModel, ConfigDict
-
 from synchronizer import (
     ClosedError,
     Deadline,
@@ -22,7 +20,9 @@ from synchronizer import (
     StateSynchronizer,
 )
 from synchronizer.arguments import check_type
+from synchronizer.backoff import Backoff
 from synchronizer.clock import is_manual
+from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
@@ -32,7 +32,6 @@ from ..streams.config import SegmentId, StreamCut, check_name
 from ..streams.serializers import serializer_or_bytes
 from .checkpointing import take_checkpoint
 from .configuring import configure
-from .coordinator import ReaderCoordinator, follow_streams
 from .lag import STALLED_SECONDS, GroupLag, Movement, group_lag
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, new_reader_id
@@ -40,7 +39,7 @@ from .model.positions import positions
 from .model.state import ReaderGroupState
 from .model.updates import SetRetentionCuts
 from .starting import ResetTarget, reset
-from .updater import GroupUpdater
+from .updater import GroupUpdater, leases_and_state
 
 if TYPE_CHECKING:  # each method loads what it starts
     from notifications import PollingNotifier
@@ -66,6 +65,8 @@ if TYPE_CHECKING:  # each method loads what it starts
     from ..streams.serializers import Serializer
     from ..telemetry.counters import GroupCounters
     from .concurrent_reader import ConcurrentReader
+    from .coordinator import ReaderCoordinator
+    from .distribution import Distribution
     from .following import CheckpointCallback, Claims, SegmentCallback
     from .lag_notifier import LagNotifier, LagThresholds
     from .notifiers import (
@@ -80,15 +81,6 @@ if TYPE_CHECKING:  # each method loads what it starts
 
 R = TypeVar("R", bound="Reader[Any]")
 T = TypeVar("T")
-
-
-class Distribution(BaseModel):
-    """The segments of each reader, and the unassigned ones."""
-
-    model_config = ConfigDict(frozen=True)
-
-    readers: Mapping[str, tuple[SegmentId, ...]]
-    unassigned: tuple[SegmentId, ...]
 
 
 class Groups(Protocol):
@@ -115,14 +107,13 @@ class ReaderGroup:
         self.name = name
         self.synchronizer = synchronizer
         self._client = client
-        self._updater = GroupUpdater(synchronizer, client.streams)
-        #: Shared by the group's readers. On a manual clock it has no threads, and `step` drives it.
-        self.coordinator = ReaderCoordinator(self._updater, threads=not is_manual(synchronizer.clock))
+        self._coordinator: ReaderCoordinator | None = None  # once it has something to do
         self._readers: WeakSet[Reader[Any]] = WeakSet()  # a reader without other references is let go
         self._running: WeakSet[ReaderPool[Any] | Autoscaling] = WeakSet()
         self._recordings: WeakSet[NotificationRecording] = WeakSet()
         self._scalers: dict[ReaderScalingPolicy, Scaler] = {}
         self._closed = False
+        self._closing = Flag()  # set when the readers are closed
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._state_notifiers: StateNotifiers | None = None  # once one of them is used
@@ -133,6 +124,22 @@ class ReaderGroup:
     def counters(self) -> GroupCounters:
         """What this client has done in the group."""
         return self._updater.counters
+
+    @cached_property
+    def _updater(self) -> GroupUpdater:
+        return GroupUpdater(self.synchronizer, self._client.streams)
+
+    @property
+    def coordinator(self) -> ReaderCoordinator:
+        """Shared by the group's readers. On a manual clock it has no threads, and `step` drives it."""
+        with loading():
+            from .coordinator import ReaderCoordinator
+
+        updater, threads = self._updater, not is_manual(self.synchronizer.clock)
+        with self._lock:
+            if self._coordinator is None:
+                self._coordinator = ReaderCoordinator(updater, threads=threads)
+            return self._coordinator
 
     # ------------------------------------------------------------------ reading
 
@@ -558,6 +565,9 @@ class ReaderGroup:
 
     def distribution(self) -> Distribution:
         """Return which reader has which segments now."""
+        with loading():
+            from .distribution import Distribution
+
         state = self.synchronizer.fetch_updates()
         return Distribution(
             readers={reader: tuple(sorted(state.segments_of(reader))) for reader in sorted(state.readers)},
@@ -566,7 +576,7 @@ class ReaderGroup:
 
     def lag(self) -> GroupLag:
         """Return how far the group is behind its streams now, by the committed positions of its readers."""
-        follow_streams(self._updater)
+        self._updater.follow_streams()
         metadata = self._client.streams.metadata
         deadline = metadata.deadline()
         offsets, state = self._positions(deadline)
@@ -614,7 +624,7 @@ class ReaderGroup:
 
     def stream_cuts(self) -> Mapping[str, StreamCut]:
         """Return the group's cut of each stream, by the committed positions of its readers."""
-        offsets, state = self._positions(self._client.streams.metadata.deadline())
+        offsets, state = self._positions(Deadline(self.synchronizer.clock, self._client.timeout))
         return {
             stream: cut.model_copy(update={"offsets": {segment: offsets[segment] for segment in cut.offsets}})
             for stream, cut in state.cuts.items()
@@ -622,7 +632,8 @@ class ReaderGroup:
 
     def _positions(self, deadline: Deadline) -> tuple[Mapping[SegmentId, int], ReaderGroupState]:
         """Return the group's offset in each segment, and its state."""
-        leases, state = self._updater.leases_and_state(deadline)
+        backoff = Backoff(self.synchronizer.clock, deadline, self._closing)
+        leases, state = leases_and_state(self.synchronizer, backoff, deadline)
         return positions(state, leases), state
 
     # ------------------------------------------------------------------ changing
@@ -794,6 +805,7 @@ class ReaderGroup:
         with ExitStack() as closing:  # closes each, whatever the others raise; in reverse order
             for notifier in self._notifiers:
                 closing.callback(notifier.close)
+            closing.callback(self._closing.set)
             closing.callback(self.synchronizer.close)  # ends polls that wait for a store that is away
             for notifier in self._notifiers:
                 closing.callback(notifier.unregister_all_listeners)

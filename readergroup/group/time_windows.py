@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 from synchronizer import Deadline, InvalidArgumentError, NotFoundError
 
-from ..streams.event_time.marks import TimeWindow, Watermark
+from ..streams.config import FrozenModel
+from ..streams.data.moments import time_of
+from ..streams.event_time.marks import Watermark
 from ..streams.state import StreamState
 from .model.positions import Positions, positions
-from .updater import GroupUpdater, check_same_stream
+from .updater import GroupUpdater, check_same_stream, leases_and_state
 
 #: For how long an answer is repeated.
 _FRESH_SECONDS: Final = 1.0
+
+
+class TimeWindow(FrozenModel):
+    """Between which watermarks of a stream a reader group stands."""
+
+    #: The group has processed all earlier events of the writers that counted; None if no watermark is that early.
+    lower_bound: datetime | None
+    #: What ``lower_bound`` becomes when the group has reached the next watermark; None if there is no later one yet.
+    upper_bound: datetime | None
 
 
 class TimeWindows:
@@ -31,7 +43,8 @@ class TimeWindows:
         return known[1]
 
     def _look(self, stream: str, own: Positions, deadline: Deadline) -> TimeWindow:
-        leases, state = self._updater.leases_and_state(deadline)
+        backoff = self._updater.streams.metadata.backoff(deadline)
+        leases, state = leases_and_state(self._updater.synchronizer, backoff, deadline)
         if stream not in state.streams:
             raise InvalidArgumentError(
                 "the group does not read this stream", stream=stream, reads=", ".join(sorted(state.streams))
@@ -50,7 +63,12 @@ class TimeWindows:
         def is_passed(watermark: Watermark) -> bool:
             return _is_forgotten(metadata, watermark) or metadata.precedes(metadata.cut(watermark.offsets), cut)
 
-        return history.window(is_passed)
+        lower, upper = history.bounds(is_passed)
+        return TimeWindow(lower_bound=_time_of(lower), upper_bound=_time_of(upper))
+
+
+def _time_of(watermark: int | None) -> datetime | None:
+    return None if watermark is None else time_of(watermark)
 
 
 def _is_forgotten(metadata: StreamState, watermark: Watermark) -> bool:

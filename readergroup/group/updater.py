@@ -6,7 +6,9 @@ balance the group again in the same entry, so that no process sees the group in 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +23,7 @@ from synchronizer import (
     Update,
 )
 from synchronizer.arguments import check_count, check_type
+from synchronizer.backoff import Backoff
 from synchronizer.liveness.lease import Lease, Observed, lease_attribute, lease_value, read_leases
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
@@ -50,6 +53,8 @@ from .model.updates import (
 if TYPE_CHECKING:  # a list of groups loads no streams
     from ..streams.manager import StreamManager
     from ..streams.state import StreamState
+
+_logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -165,12 +170,6 @@ class GroupUpdater:
     def leases(self, readers: Iterable[ReaderState] | None = None) -> Mapping[str, bytes]:
         """Return the lease values of these readers, by attribute; without ``readers``, of the whole group."""
         return read_leases(self.synchronizer.store, self.synchronizer.segment, readers)
-
-    def leases_and_state(self, deadline: Deadline) -> tuple[Mapping[str, bytes], ReaderGroupState]:
-        """Return all lease values of the group and its state, which together tell the committed positions."""
-        # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
-        leases = self.streams.metadata.backoff(deadline).retry(self.leases)
-        return leases, self.synchronizer.fetch_updates(timeout=deadline.remaining())
 
     def check_position(self, position: Mapping[SegmentId, int], argument: str) -> None:
         """Refuse a position that no reader could continue from. Errors call it ``argument``."""
@@ -339,6 +338,20 @@ class GroupUpdater:
         if metadata.sealed:
             self.synchronizer.update_state(_ender(stream, metadata), timeout=timeout)
 
+    def follow_streams(self) -> Mapping[str, int]:
+        """Follow all streams of the group. Return the lengths of their metadata logs as followed, to wait on."""
+        known = {}
+        for stream, followed in self.state.streams.items():
+            if followed.ended:
+                continue
+            try:
+                synchronizer = self.streams.synchronizer(stream)
+                known[synchronizer.segment] = synchronizer.applied_length
+                self.follow_stream(stream)
+            except NotFoundError:
+                _logger.debug("stream %s was deleted", stream)  # its readers raise this when they read
+        return known
+
     def finish_scale(self, stream: str, *, timeout: float | None = None) -> None:
         """Finish a scale or seal of the stream that a client began and may have died over, and follow it."""
         self.streams.finish_pending(stream, timeout=timeout)
@@ -370,6 +383,15 @@ class GroupUpdater:
     ) -> R:
         """Apply the updates that ``propose`` returns, and the moves that follow."""
         return self._update_and_balance(propose, timeout)
+
+
+def leases_and_state(
+    synchronizer: StateSynchronizer[ReaderGroupState], backoff: Backoff, deadline: Deadline
+) -> tuple[Mapping[str, bytes], ReaderGroupState]:
+    """Return all lease values of the group and its state, which together tell the committed positions."""
+    # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
+    leases = backoff.retry(partial(read_leases, synchronizer.store, synchronizer.segment, None))
+    return leases, synchronizer.fetch_updates(timeout=deadline.remaining())
 
 
 def can_begin_checkpoint(state: ReaderGroupState, *, silent: bool) -> bool:

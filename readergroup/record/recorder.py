@@ -40,7 +40,6 @@ from synchronizer.arguments import check_count, check_duration
 from synchronizer.clock import is_manual
 from synchronizer.compare_and_set import Cell, Outcome
 
-from ..group.coordinator import follow_streams
 from ..group.lag import GroupLag
 from ..group.model.state import ReaderGroupState
 from ..group.notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
@@ -210,7 +209,7 @@ class NotificationRecording:
     def _look(self) -> GroupLag | None:
         """Bring the group's state up to date with its streams; return the lag if this process is to sample it."""
         try:
-            self._followed = follow_streams(self._updater)
+            self._followed = self._updater.follow_streams()
             return self._group.lag() if self._is_due() else None
         except NotFoundError:  # the group was deleted
             self._followed = {}

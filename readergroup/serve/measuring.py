@@ -10,7 +10,6 @@ from synchronizer.clock import stopwatch
 from synchronizer.counting import Latencies
 
 from ..client import Client
-from ..group.coordinator import follow_streams
 from ..group.lag import GroupLag, LagMemory, StoredSegment, group_lag
 from ..group.model.positions import positions
 from ..group.model.state import ReaderGroupState
@@ -45,12 +44,12 @@ class GroupMeter:
 
     def follow(self) -> None:
         """Bring the state of the group, and what it knows of its streams, up to date."""
-        self.followed = follow_streams(self._updater)
+        self.followed = self._updater.follow_streams()
         self.group.synchronizer.fetch_updates()
 
     def measure(self) -> Measured:
         """Measure the lag by the positions that readers have committed."""
-        self.followed = follow_streams(self._updater)
+        self.followed = self._updater.follow_streams()
         # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
         leases = self._updater.leases()
         synchronizer = self.group.synchronizer

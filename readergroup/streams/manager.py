@@ -58,7 +58,7 @@ from .event_time.watermarks import Watermarks
 from .maintenance import Maintenance
 from .metadata import StreamMetadata, check_not_replaced
 from .pending import PendingChanges
-from .retention.applying import Retention, RetentionReport
+from .retention.applying import Retention
 from .scaling.applying import StreamScaling
 from .state import AnnounceSeal, ConfigureStream, CreateStream, StreamState, TruncateStream, new_stream
 from .transactions.finished_keys import FinishedKeys
@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # each method loads what it starts
     from .copy_parts import OnProgress
     from .copying import By, Copies
     from .deletions import Deletions
+    from .retention.report import RetentionReport
 
 #: How many streams `StreamManager.create_many` creates in one step. Their metadata must fit into it.
 _STREAMS_AT_ONCE: Final = 100

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from typing import Any, Final, NamedTuple, Self
 
 import msgpack
 
 from synchronizer import Map, UnknownUpdateError
 
-from ..config import FrozenModel
-from ..data.moments import time_of
 from ..thinning import thinned
 
 _FORMAT: Final = 1
@@ -20,15 +17,6 @@ _FORMAT: Final = 1
 _PRECISION: Final = 1 / 8
 #: Beyond this size, which hundreds of segments reach, watermarks are further apart.
 _MAX_BYTES: Final = 64 * 1024
-
-
-class TimeWindow(FrozenModel):
-    """Between which watermarks of a stream a reader group stands."""
-
-    #: The group has processed all earlier events of the writers that counted; None if no watermark is that early.
-    lower_bound: datetime | None
-    #: What ``lower_bound`` becomes when the group has reached the next watermark; None if there is no later one yet.
-    upper_bound: datetime | None
 
 
 class Mark(NamedTuple):
@@ -103,19 +91,17 @@ class WatermarkHistory(NamedTuple):
 
         return self._replace(watermarks=thinned((*self.watermarks, found), _PRECISION, is_small))
 
-    def window(self, is_passed: Callable[[Watermark], bool]) -> TimeWindow:
-        """Return where a group stands; ``is_passed``: it has processed all that is before the cut of this watermark."""
+    def bounds(self, is_passed: Callable[[Watermark], bool]) -> tuple[int | None, int | None]:
+        """Return the times between which a group stands: the last watermark that it has passed, and the next one.
+
+        ``is_passed`` says whether it has processed all that is before the cut of a watermark.
+        """
         later: int | None = None
         for each in reversed(self.watermarks):
             if is_passed(each):
-                return _window(each.time, later)
+                return each.time, later
             later = each.time
-        return _window(None, later)
-
-
-def _window(lower: int | None, upper: int | None) -> TimeWindow:
-    bounds = [None if bound is None else time_of(bound) for bound in (lower, upper)]
-    return TimeWindow(lower_bound=bounds[0], upper_bound=bounds[1])
+        return None, later
 
 
 def _unpacked(data: bytes) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from synchronizer import (
     ClosedError,
@@ -20,8 +20,9 @@ from synchronizer import (
     ReaderGroupError,
     TruncatedError,
 )
+from synchronizer.threads.loading import loading
 
-from ..config import FrozenModel, RetentionPolicy, StreamCut
+from ..config import RetentionPolicy, StreamCut
 from ..data.boundaries import next_boundary
 from ..data_segments import DataSegments
 from ..maintenance import INTERVAL_SECONDS, DuePolicies
@@ -31,8 +32,11 @@ from ..state import StreamState
 from ..succession import with_successors
 from ..time_search import offsets_at
 from .consumed import Consumed, Subscribers
-from .decision import Decision, Gap, Offsets, Reason, decide, gap
+from .decision import Decision, Gap, Offsets, decide, gap
 from .history import PRECISION, History, Sample
+
+if TYPE_CHECKING:  # a report loads it
+    from .report import RetentionReport
 
 REGISTRY: Final = "readergroup/retention"
 #: A policy with a short ``max_age`` is applied more often, down to this.
@@ -41,23 +45,6 @@ _SHORTEST_INTERVAL_SECONDS: Final = 1.0
 _LEAST_BYTES: Final = 256 * 1024
 
 _logger = logging.getLogger(__name__)
-
-
-class RetentionReport(FrozenModel):
-    """What a retention policy deletes now: the answer of ``streams.retain``."""
-
-    stream: str
-    policy: RetentionPolicy
-    #: Where the remaining data starts.
-    head: StreamCut
-    deleted_bytes: int
-    kept_bytes: int
-    #: Why bytes are deleted; None if none are.
-    reason: Reason | None = None
-    #: Subscribed groups that have not consumed all that is deleted.
-    skipped: tuple[str, ...] = ()
-    #: How many bytes each subscribed group has yet to consume.
-    unconsumed_bytes: Mapping[str, int] = {}
 
 
 class GroupsOfStreams(Protocol):
@@ -183,6 +170,9 @@ class Retention(DuePolicies):
         head = state.head if decision is None else decision.head
         lengths = self._lengths(state, state.head, deadline)
         kept = _size(state, head, lengths)
+        with loading():
+            from .report import RetentionReport
+
         return RetentionReport(
             stream=stream,
             policy=policy,

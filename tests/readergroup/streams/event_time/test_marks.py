@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import msgpack
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from readergroup.streams.data.block import NO_TIME
-from readergroup.streams.event_time.marks import Mark, TimeWindow, Watermark, WatermarkHistory, watermark_of
+from readergroup.streams.event_time.marks import Mark, Watermark, WatermarkHistory, watermark_of
 from synchronizer import UnknownUpdateError
 from tests.golden import golden
 
@@ -48,16 +47,15 @@ def test_silent_writers_and_those_of_an_earlier_stream_do_not_count() -> None:
     assert watermark_of([], "abc", 100.0) is None
 
 
-def test_a_window_is_between_the_last_watermark_that_is_passed_and_the_next() -> None:
-    second = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+def test_a_group_stands_between_the_last_watermark_that_it_has_passed_and_the_next() -> None:
     history = WatermarkHistory("abc", (Watermark(1_000_000, 1.0, {0: 5}), Watermark(2_000_000, 2.0, {0: 9})))
 
-    def window(offset: int) -> TimeWindow:
-        return history.window(lambda each: each.offsets[0] <= offset)
+    def bounds(offset: int) -> tuple[int | None, int | None]:
+        return history.bounds(lambda each: each.offsets[0] <= offset)
 
-    assert window(4) == TimeWindow(lower_bound=None, upper_bound=second)
-    assert window(5) == TimeWindow(lower_bound=second, upper_bound=second.replace(second=2))
-    assert window(9) == TimeWindow(lower_bound=second.replace(second=2), upper_bound=None)
+    assert bounds(4) == (None, 1_000_000)
+    assert bounds(5) == (1_000_000, 2_000_000)
+    assert bounds(9) == (2_000_000, None)
 
 
 @given(st.integers(1, 400), st.integers(1, 40))
