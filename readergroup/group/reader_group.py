@@ -132,14 +132,14 @@ class ReaderGroup:
     @property
     def coordinator(self) -> ReaderCoordinator:
         """Shared by the group's readers. On a manual clock it has no threads, and `step` drives it."""
-        with loading():
-            from .coordinator import ReaderCoordinator
+        if self._coordinator is None:
+            with loading():
+                from .coordinator import ReaderCoordinator
 
-        updater, threads = self._updater, not is_manual(self.synchronizer.clock)
-        with self._lock:
-            if self._coordinator is None:
-                self._coordinator = ReaderCoordinator(updater, threads=threads)
-            return self._coordinator
+            made = ReaderCoordinator(self._updater, threads=not is_manual(self.synchronizer.clock))
+            with self._lock:
+                self._coordinator = self._coordinator or made
+        return self._coordinator
 
     # ------------------------------------------------------------------ reading
 

@@ -156,15 +156,19 @@ class DbApiConnection(SqlConnection):
 
 
 class SqlAlchemyConnection(SqlConnection):
-    def __init__(self, native: Any) -> None:
+    """A connection of SQLAlchemy. Forks do not wait for the calls of an asynchronous one, which switch the task."""
+
+    def __init__(self, native: Any, *, is_async: bool = False) -> None:
         self.native = native
         self.dialect = known_dialect(native.dialect.name)
+        self._in_call = nullcontext() if is_async else in_call(self.dialect)
         self._transaction: Any = None
 
     def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> Result:
-        result = self.native.execute(sys.modules["sqlalchemy"].text(sql), dict(parameters or {}))
-        rows = [tuple(row) for row in result] if result.returns_rows else []
-        return Result(rows, result.rowcount)
+        with self._in_call:
+            result = self.native.execute(sys.modules["sqlalchemy"].text(sql), dict(parameters or {}))
+            rows = [tuple(row) for row in result] if result.returns_rows else []
+            return Result(rows, result.rowcount)
 
     def begin(self) -> None:
         if self.native.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
@@ -175,10 +179,16 @@ class SqlAlchemyConnection(SqlConnection):
             raise autocommit()
 
     def commit(self) -> None:
-        self._transaction.commit()
+        with self._in_call:
+            self._transaction.commit()
 
     def rollback(self) -> None:
-        self.native.rollback()
+        with self._in_call:
+            self.native.rollback()
+
+    def close(self) -> None:
+        with self._in_call:
+            self.native.close()
 
     @property
     def broken(self) -> bool:
@@ -193,10 +203,11 @@ class DjangoConnection(SqlConnection):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.dialect = known_dialect(native.vendor)
+        self._in_call = in_call(self.dialect)
         self._atomic: Any = None
 
     def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> Result:
-        with self.native.cursor() as cursor:
+        with self._in_call, self.native.cursor() as cursor:
             if parameters:
                 cursor.execute(*translated(sql, parameters, "pyformat"))
             else:
@@ -211,23 +222,26 @@ class DjangoConnection(SqlConnection):
         if not self.native.get_autocommit():
             raise InvalidArgumentError("the Django connection has AUTOCOMMIT off; Django must manage its transactions")
         self._atomic = sys.modules["django.db.transaction"].atomic(using=self.native.alias)
-        self._atomic.__enter__()
+        with self._in_call:
+            self._atomic.__enter__()
 
     def commit(self) -> None:
         atomic, self._atomic = self._atomic, None
-        if self.native.needs_rollback:
+        was_rolled_back = self.native.needs_rollback
+        with self._in_call:
             atomic.__exit__(None, None, None)
+        if was_rolled_back:
             raise sys.modules["django.db.transaction"].TransactionManagementError(
                 "the transaction was rolled back, because an error of the database was caught inside it; put the "
                 "statement that may fail into a transaction.atomic() of its own"
             )
-        atomic.__exit__(None, None, None)
 
     def rollback(self) -> None:
         atomic, self._atomic = self._atomic, None
         if atomic is not None:
             error = RuntimeError("rolled back")
-            atomic.__exit__(RuntimeError, error, None)
+            with self._in_call:
+                atomic.__exit__(RuntimeError, error, None)
 
     @property
     def broken(self) -> bool:
@@ -269,7 +283,7 @@ class AsyncPsycopgConnection(Connection):
 class AsyncSqlAlchemyConnection(Connection):
     def __init__(self, native: Any) -> None:
         self.native = native
-        self._blocking = SqlAlchemyConnection(native.sync_connection)
+        self._blocking = SqlAlchemyConnection(native.sync_connection, is_async=True)
         self.dialect = self._blocking.dialect
 
     def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> Awaitable[Result]:

@@ -18,6 +18,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.outbox.table import DEFAULT_TABLE
+from readergroup.sql.connections import wrap
 from synchronizer.stores.forking import forks_wait
 from synchronizer.testing import FailingStore
 from tests.readergroup.outbox.databases import COMBINATIONS, KINDS, WAYS, Application, connect_to, place_of, plain
@@ -330,6 +331,34 @@ def test_no_fork_comes_while_a_thread_connects_to_sqlite(client: rg.Client, tmp_
     has_forked.set()
     _, status = os.waitpid(child, 0)
     call.ended()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.parametrize("way", ["plain", "engine", "django"])
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_no_fork_comes_while_a_thread_is_in_a_call_to_sqlite(kind: str, way: str, place: str) -> None:
+    inside, has_forked = threading.Event(), threading.Event()
+    left: list[bool] = []
+
+    def wait() -> None:
+        inside.set()
+        until(lambda: forks_wait._forking or has_forked.is_set())
+        left.append(True)
+
+    def use(application: Application) -> int:
+        with application.transaction() as connection:
+            used = wrap(connection)
+            used.of_driver.create_function("wait", 0, wait)
+            return len(used.execute("SELECT wait()").rows)
+
+    with WAYS[way](kind, place) as application:
+        call = CallInThread(partial(use, application))
+        assert inside.wait(PATIENCE_SECONDS)
+        if (child := os.fork()) == 0:
+            os._exit(0 if left else 1)
+        has_forked.set()
+        _, status = os.waitpid(child, 0)
+        assert call.ended() == 1
     assert os.waitstatus_to_exitcode(status) == 0
 
 
