@@ -358,8 +358,9 @@ class ReaderGroup:
 
         ``run`` runs it. With ``concurrency`` 1, all segments of a worker wait while an event or a batch is retried;
         otherwise only the events that ``order`` puts behind it. With dead letters, a batch that failed its last attempt
-        is handled once more event by event, and the events that fail alone are set aside. An event that kills its
-        worker processes is set aside after as many deaths as ``retry`` allows attempts, at least three.
+        is handled once more event by event, and the events that fail alone are set aside. In a thread, ``sys.exit`` is
+        a failure as any other. An event that kills its worker processes is set aside after as many deaths as ``retry``
+        allows attempts, at least three.
 
         Args:
             handle: A plain function or an ``async def``. If a plain function returns an awaitable, the pool stops with

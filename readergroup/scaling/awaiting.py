@@ -9,11 +9,26 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..telemetry.logs import fields_of
+from .handlers import NotHandledError, exited
 
 _logger = logging.getLogger(__name__)
 
 #: How long a handler may take to end after it was cancelled, before the worker complains.
 CANCEL_SECONDS: Final = 5.0
+
+
+def contained(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return an ``async def`` handler for which `exited` holds."""
+
+    async def call(what: Any) -> object:
+        try:
+            return await handle(what)
+        except (Exception, NotHandledError, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            raise exited(error) from error
+
+    return call
 
 
 async def attempt(handle: Callable[[Any], Any], what: Any, timeout_seconds: float | None) -> object:

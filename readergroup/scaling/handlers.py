@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -82,6 +83,31 @@ class NotHandledError(BaseException):
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
+
+
+def contained(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a plain handler for which `exited` holds."""
+
+    def call(what: Any) -> object:
+        try:
+            return handle(what)
+        except (Exception, NotHandledError):
+            raise
+        except BaseException as error:
+            raise exited(error) from error
+
+    return call
+
+
+def exited(error: BaseException) -> RuntimeError:
+    """Return what a handler fails with that would end its thread, such as by ``sys.exit``.
+
+    The next worker would get the same event, and end as well. In the main thread this raises the ``error`` itself: it
+    may be an interrupt, or a signal that ends a worker process.
+    """
+    if threading.current_thread() is threading.main_thread():
+        raise error
+    return RuntimeError(f"the handler raised {type(error).__name__}, which ends no pool; use pool.stop: {error}")
 
 
 class WorkerStoppedError(Exception):

@@ -376,7 +376,9 @@ class ReaderPool(Generic[T]):
             if self._over:
                 return
             try:
-                self._workers.append(self._start())
+                worker = self._start()
+                self._workers.append(worker)
+                self._logger.info("worker %s of %s starts", worker.reader_id, self._group.name, extra=_of(worker))
             except StoreUnavailableError as error:  # no thread or process is available now
                 return self._start_later(f"a worker could not be started: {error}")
 
@@ -411,7 +413,7 @@ class ReaderPool(Generic[T]):
             self._count_death(worker)
         if isinstance(worker, ProcessWorker):
             self._take_out(worker)
-        self._start_later(f"worker {worker.reader_id} died: {failure}")
+        self._start_later(f"worker {worker.reader_id} died: {failure if str(failure) else repr(failure)}")
 
     def _start_later(self, why: str) -> None:
         now = self._clock.monotonic()
@@ -457,6 +459,7 @@ class ReaderPool(Generic[T]):
     def _drain(self, timeout: float) -> None:
         """Let the workers finish and leave within ``timeout`` seconds; then end the rest."""
         deadline = Deadline(self._clock, timeout)
+        self._logger.info("the pool of %s drains %d workers", self._group.name, len(self._workers))
         try:
             for worker in self._workers:
                 worker.stop()
@@ -466,11 +469,13 @@ class ReaderPool(Generic[T]):
                 self._reap()
         finally:
             with ExitStack() as ending:  # ends every worker, even if an interrupt hits while ending another
+                patience = f" within {timeout:.3g} s" if deadline.passed else ", and the drain was interrupted"
                 for worker in self._workers:
+                    is_process = isinstance(worker, ProcessWorker)
                     self._logger.warning(
-                        "worker %s did not finish within %.3g s and is terminated; others take over its segments",
-                        worker.reader_id,
-                        timeout,
+                        "worker %s did not finish%s; it %s, and others take over its segments",
+                        *(worker.reader_id, patience),
+                        "is terminated" if is_process else "leaves the group before its handler returns",
                         extra=_of(worker),
                     )
                     if isinstance(worker, ProcessWorker):

@@ -23,7 +23,7 @@ from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
 from ..telemetry.hooks import hooks
 from ..telemetry.logs import LogAbout
-from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError, loop_of, pause_of_sink
+from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError, contained, loop_of, pause_of_sink
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, DelayedRetry, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
@@ -107,10 +107,14 @@ class Worker(Generic[T]):
                 from ..retries.diverting import DelayedEvents
             self._delayed = DelayedEvents(task.client.streams, task.group.name, task.retry, self._clock, self._stopping)
         self._awaiting: Awaiting | None = None
-        if task.concurrency == 1 and is_async(task.handler) and loop_of(task.handler) is None:
+        if not is_async(task.handler):
+            self._handle_what = contained(self._handle_what)
+        elif loop_of(task.handler) is None:  # otherwise it may end the loop of the application
             with loading():
-                from .awaiting import Awaiting
-            self._handle_what = self._awaiting = Awaiting(self._handle_what, task.handler_timeout_seconds)
+                from . import awaiting
+            self._handle_what = awaiting.contained(self._handle_what)
+            if task.concurrency == 1:
+                self._handle_what = self._awaiting = awaiting.Awaiting(self._handle_what, task.handler_timeout_seconds)
         self._handler = None if task.handle is None else self._handle_what
         self._batch_handler = None if task.handle_batch is None else self._handle_what
         self._sink: SinkCalls | None = None if task.sink is None else self._new_sink_calls(task.sink)

@@ -700,18 +700,3 @@ def test_an_order_without_concurrency_changes_nothing(client: rg.Client, group: 
     seen: list[bytes] = []
     group.pool(lambda event: seen.append(event.raw), order="none").run()
     assert len(seen) == 10
-
-
-def test_a_worker_thread_that_ends_by_system_exit_is_replaced(client: rg.Client, group: rg.ReaderGroup) -> None:
-    write(client, STREAM, texts(100), keys=10)
-    client.streams.seal(STREAM)
-    seen, ended = [], threading.Event()
-
-    def handle(event: rg.Event[bytes]) -> None:
-        if event.raw == b"e00050" and not ended.is_set():
-            ended.set()
-            raise SystemExit("enough")
-        seen.append(event.raw.decode())
-
-    group.pool(handle, concurrency=4).run()
-    assert sorted(set(seen)) == texts(100)

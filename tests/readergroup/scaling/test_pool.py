@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pickle
@@ -332,13 +333,41 @@ def test_an_event_that_kills_its_workers_stops_a_pool_without_dead_letters(clien
     assert set(diary.texts) == set(written)
 
 
-def test_a_worker_thread_that_ends_by_system_exit_is_replaced(
+class _Ended(BaseException):
+    """As the ``fail`` of a test framework."""
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("error", [SystemExit("enough"), asyncio.CancelledError("enough"), _Ended("enough")], ids=repr)
+def test_a_handler_that_exits_its_thread_has_failed(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, error: BaseException, concurrency: int, is_async: bool
+) -> None:
+    client.streams.create(DEAD)
+    written = one_key(client, 20)
+
+    def handle(event: rg.Event[bytes]) -> None:
+        if event.raw == b"e00007":
+            raise error
+        diary.note(event)
+
+    async def handle_async(event: rg.Event[bytes]) -> None:
+        handle(event)
+
+    group.pool(handle_async if is_async else handle, concurrency=concurrency, retry=fast(2, DEAD)).run()
+    assert sorted(diary.texts) == [text for text in written if text != "e00007"]
+    (letter,) = dead_letters(client, DEAD)
+    assert letter.data.attempts == 2
+    assert type(error).__name__ in letter.data.error
+
+
+def test_without_dead_letters_a_handler_that_exits_its_thread_ends_the_pool(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary
 ) -> None:
     written = one_key(client, 100)
-    group.pool(DieAt(diary, "e00050", "raise")).run()
-    # It left in good order: nothing is repeated but what it had in hand, which it had not noted.
-    assert diary.texts == written
+    with pytest.raises(rg.HandlerError, match="SystemExit"):
+        group.pool(DieAt(diary, "e00050", "raise")).run()
+    assert diary.texts == written[:50]
 
 
 @pytest.mark.stores(round_robin=True)
@@ -430,7 +459,7 @@ def test_a_worker_process_that_does_not_finish_in_time_is_ended_and_its_event_ha
     pool.stop()
     running.join()
     assert not is_running(worker.pid)
-    assert "did not finish within 0.2 s and is terminated" in caplog.text
+    assert "did not finish within 0.2 s; it is terminated" in caplog.text
     assert diary.texts == written[:50]
     # One that was broken off has left the group; one that was killed was taken out.
     assert group.online_readers() == []
