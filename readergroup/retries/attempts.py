@@ -14,7 +14,7 @@ from ..streams.event import Event, EventPointer
 RETRY_OF: Final = "readergroup-retry-of"
 #: The header with the `_Failed` of earlier deliveries.
 _FAILED: Final = "readergroup-retry"
-#: What is kept of each error. The last error is kept in full, in the dead letter.
+#: What is kept of each error. The dead letter keeps more of the last one.
 _MAX_ERROR_LENGTH: Final = 500
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from synchronizer import HandlerError, ReaderGroupError, StoreUnavailableError, TruncatedError
 from synchronizer.callables import check_returned, is_async
+from synchronizer.recipes.queue.retries import text_of
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 
@@ -378,7 +379,7 @@ class Worker(Generic[T]):
         attempts = retry.attempts if attempts is None else attempts
         if retry.dead_letters is None:
             raise self._failed(event, error, attempts) from error
-        text = f"{type(error).__name__}: {error}"
+        text = text_of(error)
         letter = DeadLetter(data=event.raw, pointer=event.pointer, error=text, attempts=attempts)
         headers = event.headers
         if self._delayed is not None:
@@ -418,7 +419,7 @@ class Worker(Generic[T]):
     def _wait_for_retry(self, delayed: DelayedEvents, event: Event[T], error: Exception, attempts: int) -> bool:
         """Store the event until its retry is due. Return False if it has had all of its retries, or is too large."""
         try:
-            delay = delayed.divert(event, f"{type(error).__name__}: {error}", attempts)
+            delay = delayed.divert(event, text_of(error), attempts)
         except EventTooLargeError as too_large:
             error.add_note(f"The event could not be retried later: {too_large}")
             return False
@@ -461,7 +462,7 @@ class Worker(Generic[T]):
             "such events to a stream with RetryPolicy(dead_letters=...)",
             pointer=str(event.pointer),
             attempts=attempts,
-            error=f"{type(error).__name__}: {error}",
+            error=text_of(error),
         )
 
 

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
 from synchronizer import InvalidArgumentError, StoreUnavailableError
+from synchronizer.recipes.queue.retries import text_of
 from synchronizer.threads.background import BackgroundThread
 from synchronizer.threads.flag import Flag
 
@@ -90,7 +91,7 @@ def _picklable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return RuntimeError(text_of(error))
     return error
 
 

@@ -21,6 +21,7 @@ from synchronizer.arguments import check_type
 from synchronizer.callables import is_async
 from synchronizer.clock import SystemClock, stopwatch
 from synchronizer.extras import install_hint
+from synchronizer.recipes.queue.retries import text_of
 from synchronizer.threads.background import survive
 
 from ..outbox.outbox import Outbox
@@ -171,7 +172,7 @@ class _InSpan:
 
     def fail(self, span: Span, error: BaseException) -> None:
         span.set_attribute("error.type", _name_of(error))
-        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        span.set_status(Status(StatusCode.ERROR, text_of(error)))
 
     def end(self, error: BaseException | None) -> None:
         span, self.span = self.span, None

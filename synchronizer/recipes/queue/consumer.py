@@ -27,7 +27,7 @@ from .dead_letters import MAX_ERROR_LENGTH, DeadLetters, encode_dead_event
 from .event_queue import CONSUMER, handled_upto
 from .frames import Frame, read_frames
 from .producer import ADDERS
-from .retries import Retries
+from .retries import Retries, text_of
 
 #: The position is stored after each batch, and this often within one.
 POSITION_SECONDS: Final = 1.0
@@ -308,7 +308,7 @@ class Consumer:
                 segment=self._segment,
                 offset=frame.offset,
                 attempts=self._failures,
-                error=_text_of(error),
+                error=text_of(error),
             )
             failed.__cause__ = error
             return failed
@@ -320,7 +320,7 @@ class Consumer:
         return delay
 
     def _set_aside(self, dead_letters: DeadLetters, frame: Frame, error: Exception) -> None:
-        text = _text_of(error)[:MAX_ERROR_LENGTH]
+        text = text_of(error, MAX_ERROR_LENGTH)
         letter = encode_dead_event(
             data=frame.data,
             offset=frame.offset,
@@ -348,12 +348,3 @@ class Consumer:
         if silent:
             known = {name: self._adders[name] for name in silent[:MAX_ATTRIBUTE_CHANGES]}
             remove_attributes(self._store, self._segment, known)  # if one has changed, nothing is removed: next time
-
-
-def _text_of(error: Exception) -> str:
-    """Return a text of the error that can be stored, even if its ``__str__`` raises."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:
-        text = type(error).__name__
-    return text.encode(errors="backslashreplace").decode()

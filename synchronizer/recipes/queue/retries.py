@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from synchronizer.clock import growing_pause
 
 from ...configuration import Configuration
+
+_MAX_ERROR_LENGTH: Final = 100_000
 
 
 class Retries(Configuration):
@@ -27,3 +29,12 @@ class Retries(Configuration):
     def delay_after(self, attempt: int) -> float:
         """Return how many seconds to wait after attempt number ``attempt`` failed; the first is number 1."""
         return growing_pause(attempt, first=self.first_delay_seconds, most=self.max_delay_seconds)
+
+
+def text_of(error: BaseException, length: int = _MAX_ERROR_LENGTH) -> str:
+    """Return a text of the error that can be stored, whatever it contains, and even if its ``__str__`` raises."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = type(error).__name__
+    return text[:length].encode(errors="backslashreplace").decode()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
+import os
 import random
 import re
 import signal
@@ -200,6 +202,43 @@ def test_an_event_that_is_too_large_for_both_stops_the_pool(client: rg.Client) -
 
 def always_fails_short(event: rg.Event[bytes]) -> None:
     raise ValueError("x" * 300)
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileNotFoundError(os.fsdecode(b"no file \xff")), "FileNotFoundError: no file \\udcff"),
+        (NoTextError(), "NoTextError"),
+        (ValueError("x" * 10_000_000), "ValueError: xxx"),
+    ],
+    ids=["no UTF-8", "no text", "long"],
+)
+@pytest.mark.parametrize("retry", [policy(0.05), rg.RetryPolicy(attempts=1, dead_letters=DEAD)], ids=["delayed", ""])
+def test_an_error_whose_text_cannot_be_stored_as_it_is_stops_no_pool(
+    client: rg.Client,
+    retry: rg.RetryPolicy,
+    error: Exception,
+    text: str,
+    concurrency: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)  # xdist cannot send such a text
+    group = set_up(client, 1)
+
+    def handle(event: rg.Event[bytes]) -> None:
+        raise error
+
+    letters = client.dead_letters(DEAD)
+    with Running(group.pool(handle, retry=retry, concurrency=concurrency)) as running:
+        until(lambda: any(letters.list()) or not running.thread.is_alive(), "the event is a dead letter")
+    (letter,) = letters.list()
+    assert letter.letter.error.startswith(text) and len(letter.letter.error) <= 100_000
 
 
 # ---------------------------------------------------------------------- once, wherever a process dies
