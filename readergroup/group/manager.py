@@ -77,7 +77,9 @@ class ReaderGroupManager:
         try:
             group = self.get(name)
         except NotFoundError:
-            group = self._open(name, initial_state(config, self._client.streams))
+            initial = initial_state(config, self._client.streams)
+            self._clear_waiting(name)  # a process may have died that deleted a group of this name
+            group = self._open(name, initial)
         if group.config != config:
             raise ReaderGroupExistsError(
                 "a group of this name exists with another config; change it with group.configure, or delete it first",
@@ -164,7 +166,6 @@ class ReaderGroupManager:
         group = self.get(name)
         with loading():
             from ..record.deletion import delete_record
-            from ..retries.waiting import clear_waiting
             from ..scaling.autoscale import ROLE, forget_history
 
         store, segment = self._client.store, group.synchronizer.segment
@@ -184,10 +185,15 @@ class ReaderGroupManager:
             kept = {name: AttributeChange(value, forget_history(value)) for name, value in found.items()}
             return {**changes, **kept}
 
-        clear = partial(clear_waiting, store, name)
-        self._backoff().retry(clear)  # also before, as this process may die
         group.synchronizer.delete(attributes=with_them)
-        self._backoff().retry(clear)
+        self._clear_waiting(name)
+
+    def _clear_waiting(self, name: str) -> None:
+        """Drop the events that wait for a retry in a deleted group."""
+        with loading():
+            from ..retries.waiting import clear_waiting
+
+        self._backoff().retry(partial(clear_waiting, self._client.store, name, partial(self.get, name)))
 
     def _backoff(self, deadline: Deadline | None = None) -> Backoff:
         """Return a backoff like that of `StreamMetadata`. A list of groups does not load streams for it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from typing import Final
@@ -30,7 +31,7 @@ from ..outbox.table import Row
 from ..scaling.retry import DelayedRetry
 from ..scaling.scaled_group import PoolClient, ScaledGroup
 from ..telemetry.logs import LogAbout
-from .waiting import DelayLog, WaitingFrame
+from .waiting import DelayLog, WaitingFrame, clear_waiting
 
 #: The longest time until the next look, as the clock may be set.
 MAX_SLEEP_SECONDS: Final = 60.0
@@ -64,6 +65,11 @@ class Returning:
     def close(self) -> None:
         self._stopping.set()
         self._thread.join(2 * _LOCK_SECONDS)
+
+    def clear(self) -> None:
+        """Drop what handlers have left since the group was deleted."""
+        with suppress(ReaderGroupError):
+            clear_waiting(self._store, self._group.name, self._group.synchronizer.fetch_updates)
 
     def _run(self) -> None:
         failures = 0

@@ -12,8 +12,7 @@ events wait.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -124,10 +123,6 @@ class DelayLog:
             yield from frames
             frames = self.read(frames[-1].end)
 
-    def clear(self) -> None:
-        with suppress(NotFoundError):
-            self.store.truncate(self.segment, self.store.info(self.segment).length)
-
     def forget_sources(self, known: frozenset[str]) -> None:
         """Remove the attributes of segments that the group reads no more."""
         sources = self.store.attributes(self.segment, _SOURCES)
@@ -213,10 +208,17 @@ class Diverting:
         return _Source(cell, number + 1, waiting)
 
 
-def clear_waiting(store: SegmentStore, group: str) -> None:
-    """Drop all events of the group that wait."""
-    for log in DelayLog.all_of(store, group):
-        log.clear()
+def clear_waiting(store: SegmentStore, group: str, fetch: Callable[[], object]) -> None:
+    """Drop what waits if the group is deleted. ``fetch`` raises `NotFoundError` if it is."""
+    found = [(log, store.info(log.segment).length) for log in DelayLog.all_of(store, group)]
+    if not found:
+        return
+    try:
+        fetch()
+    except NotFoundError:
+        for log, length in found:  # what was stored since then may be of a new group of this name
+            store.truncate(log.segment, length)
+            log.forget_sources(frozenset())
 
 
 def summary(store: SegmentStore, group: str) -> Summary:

@@ -314,6 +314,8 @@ class ReaderPool(Generic[T]):
             yield
         finally:
             returning.close()
+            if isinstance(self._failure, NotFoundError):
+                returning.clear()
 
     def _on_segments(self) -> None:
         self._look_at = float("-inf")

@@ -27,7 +27,7 @@ import readergroup as rg
 from readergroup import aio
 from readergroup.retries.attempts import FailedAttempts
 from readergroup.retries.returning import Returning
-from readergroup.retries.waiting import DelayLog, Diverting, WaitingEvent, summary
+from readergroup.retries.waiting import DelayLog, Diverting, WaitingEvent, clear_waiting, summary
 from readergroup.sinks import SqlSink
 from readergroup.streams.config import stream_of
 from synchronizer import SegmentStore, open_store
@@ -525,6 +525,64 @@ def test_events_of_a_deleted_group_are_dropped_and_a_new_one_of_its_name_begins_
     )
     with Running(again.pool(always_fails, retry=policy(3600))):
         until(lambda: summary(client.store, GROUP).events == 3, "all wait again")
+
+
+@pytest.mark.parametrize("fails", ["before", "after"])
+def test_events_of_a_group_whose_deletion_fails_wait_on_and_those_of_a_deleted_one_are_dropped_later(
+    fails: str,
+) -> None:
+    store: SegmentStore = open_store(f"memory://{random.random()}")
+    failing = FailingStore(store)
+    with rg.Client(failing, timeout=0.2) as client:
+        set_up(client, 0)
+        assert Diverting(store, GROUP, InstantClock(), 30).put(waiting(1), 10, token=5)
+
+        def away(operation: Operation) -> None:
+            if operation.verb == "append" and operation.segment == f"group/{GROUP}":
+                raise rg.StoreUnavailableError("away")
+
+        setattr(failing, fails, away)
+        with pytest.raises(rg.ReaderGroupError):
+            client.groups.delete(GROUP)
+        failing.before = failing.after = None
+        assert summary(store, GROUP).events == 1
+        if fails == "before":
+            client.groups.get(GROUP)
+        else:
+            client.groups.create(GROUP, streams=[ORDERS, RETRIES])
+            assert summary(store, GROUP).events == 0
+
+
+def test_what_a_new_group_stores_while_a_former_one_is_cleared_away_stays() -> None:
+    store = open_store(f"memory://{random.random()}")
+    assert Diverting(store, GROUP, InstantClock(), 30).put(waiting(1), 10, token=5)
+    clear_waiting(store, GROUP, lambda: None)
+    assert summary(store, GROUP).events == 1, "the group exists"
+
+    def fetch() -> None:
+        assert Diverting(store, GROUP, InstantClock(), 30).put(waiting(2), 10, token=6)
+        raise rg.NotFoundError("it was deleted, and is made again")
+
+    clear_waiting(store, GROUP, fetch)
+    assert [each.event.data for each in DelayLog(store, GROUP, 10).all()] == [b"2"]
+    assert not store.attributes(DelayLog(store, GROUP, 10).segment)
+
+
+def test_a_handler_that_fails_after_its_group_was_deleted_leaves_nothing(client: rg.Client) -> None:
+    group = set_up(client, 1)
+    begun, deleted = threading.Event(), threading.Event()
+
+    def handle(event: rg.Event[bytes]) -> None:
+        begun.set()
+        assert deleted.wait(60)
+        raise ValueError
+
+    with pytest.raises(rg.NotFoundError), Running(group.pool(handle, retry=policy(3600))) as running:
+        assert begun.wait(60)
+        client.groups.delete(GROUP)
+        deleted.set()
+        running.thread.join(60)
+    assert summary(client.store, GROUP).events == 0
 
 
 def test_events_wait_on_while_the_group_does_not_read_the_stream_of_retries(client: rg.Client) -> None:
