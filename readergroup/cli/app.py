@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Final
 
 import typer
@@ -123,6 +124,8 @@ def _name_of(command: CommandInfo) -> str:
 
 def run() -> None:
     """Run the command in ``sys.argv``, and exit."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # half of a surrogate pair, in a key, is no valid text
     handler = logging.StreamHandler()
     handler.setFormatter(_Words("readergroup: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

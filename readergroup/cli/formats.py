@@ -105,10 +105,8 @@ def _line(data: bytes, routing_key: str | None, headers: Headers, written_at: in
     line["written_at"] = datetime.fromtimestamp(written_at / 1_000_000, UTC).isoformat()
     if event_time is not None:
         line["event_time"] = time_of(event_time).isoformat()
-    try:
-        return json.dumps(line, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair is not valid text, but has an escape
-        return json.dumps(line).encode() + b"\n"
+    # Half of a surrogate pair is not valid text, but has an escape.
+    return json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def _data_field(data: bytes) -> dict[str, Any]:

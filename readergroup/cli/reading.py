@@ -158,7 +158,7 @@ def json_line(event: rg.Event[bytes]) -> bytes:
         found["data"] = event.raw.decode()
     except UnicodeDecodeError:
         found["data_base64"] = _base64(event.raw)
-    return json.dumps(found, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(found, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def _base64(value: bytes) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,29 @@ def test_what_is_wrong_is_said_on_one_line(letters: Letters) -> None:
     assert "timezone" in letters.fails(2, "dead-letters", "list", DEAD, "--since", "2026-01-01")
     letters.ok("dead-letters", "discard", DEAD, "0:0", "--yes")
     assert "was discarded" in letters.fails(1, "dead-letters", "replay", DEAD, "0:0", "--yes")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dead-letters", "list", DEAD),
+        ("dead-letters", "list", DEAD, "--json"),
+        ("dead-letters", "show", DEAD, "0:0"),
+        ("peek", DEAD, "--json"),
+        ("peek", DEAD),
+    ],
+    ids=" ".join,
+)
+def test_half_of_a_surrogate_pair_in_a_key_is_shown_with_its_escape(tmp_path: Path, words: tuple[str, ...]) -> None:
+    store = f"sqlite:///{tmp_path}/store.db"
+    pointer = rg.EventPointer(rg.SegmentId("shop/orders/0"), "a1", 0)
+    letter = rg.DeadLetter(data=b"x", pointer=pointer, error="ValueError", attempts=1)
+    with rg.connect(store) as client:
+        client.streams.create(DEAD)
+        with client.writer(DEAD, serializer=rg.PydanticSerializer(rg.DeadLetter)) as writer:
+            writer.write(letter, routing_key="half \ud800")
+    command = [sys.executable, "-m", "readergroup.cli", "--url", store, *words]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "half \\ud800" in shown
+    if "--json" in words:
+        assert json.loads(shown)["routing_key"] == "half \ud800"
