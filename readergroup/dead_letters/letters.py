@@ -363,6 +363,17 @@ class DeadLetters:
         return self._opened.fetch_updates()
 
 
+def pending_in(letters: DeadLetters, ranges: Iterable[SegmentRange]) -> Iterator[StoredDeadLetter]:
+    """Return the pending letters in these ranges of their stream."""
+    statuses = letters._statuses()
+    return (
+        _decoded(event, statuses)
+        for each in ranges
+        for event in letters._read(each)
+        if statuses.status_of(_place(event.pointer), event.offset) == "pending"
+    )
+
+
 class _Work:
     """Replays or discards letters, for the holder of the lock."""
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 from synchronizer import Clock, InvalidArgumentError, NotFoundError, ReaderGroupError
 
 from ..client import Client
-from ..dead_letters.letters import DeadLetters, StoredDeadLetter
+from ..dead_letters.letters import DeadLetters, StoredDeadLetter, pending_in
 from ..dead_letters.statuses import Status
 from ..streams.config import number_of
 
@@ -34,8 +34,6 @@ _SHOWN_HEADERS: Final = 20
 
 #: How many pending letters of a stream are counted.
 MAX_COUNTED: Final = 10_000
-#: Clocks of writers differ. A letter that is this much older than the ones before it is counted nevertheless.
-_SKEW: Final = timedelta(hours=1)
 #: How many streams are opened at once to see if they hold letters, and when those that do not are opened again.
 _PEEKS: Final = 10
 _EMPTY_SECONDS: Final = 30.0
@@ -70,7 +68,8 @@ class LetterStreams:
         self._counts: dict[str, LetterCount] = {}
         self._again_at: dict[str, float] = {}
         self._seen: dict[str, object] = {}
-        self._since: dict[str, datetime] = {}
+        #: By stream and segment: the letters before this offset are settled.
+        self._starts: dict[str, Mapping[str, int]] = {}
 
     def of(self, stream: str) -> DeadLetters:
         """Return the letters of a stream. Any thread may call it."""
@@ -118,27 +117,32 @@ class LetterStreams:
         with suppress(NotFoundError):  # nothing was replayed or discarded yet
             changed = self._client.store.info(f"dead-letter-status/{name}").length
         seen = info.incarnation, info.head, info.tail, changed
-        before = self._seen.get(name)
-        if seen == before:
+        if seen == self._seen.get(name):
             return
-        if before is None or before[0] != info.incarnation:  # type: ignore[index]
-            self._since.pop(name, None)
-        began = datetime.fromtimestamp(self._clock.time(), UTC)
+        # By places and not by times, as clocks of writers differ. A letter that is settled never becomes pending again.
+        starts = self._starts.get(name, {})
+        ranges = [
+            each.model_copy(update={"start": max(each.start, starts.get(each.data_segment, 0))})
+            for each in self._client.batch.segment_ranges(name)
+        ]
         pending = Counter[str]()
-        oldest = began
+        first: dict[str, int] = {}
+        is_whole = False
         try:
-            for letter in islice(self._opened[name].list(since=self._since.get(name)), MAX_COUNTED):
+            for letter in islice(pending_in(self._opened[name], ranges), MAX_COUNTED):
                 pending[letter.stream] += 1
-                oldest = min(oldest, letter.written_at)
+                first.setdefault(letter.pointer.segment, letter.pointer.offset)
+            is_whole = pending.total() < MAX_COUNTED
         except InvalidArgumentError:  # an event that is no letter ends the list
             pass
-        # A letter that is settled never becomes pending again, so the next count begins at the oldest pending one.
-        self._since[name] = oldest - _SKEW
+        self._starts[name] = {
+            each.data_segment: first.get(each.segment, each.end if is_whole else each.start) for each in ranges
+        }
         self._counts[name] = LetterCount(pending, pending.total() >= MAX_COUNTED)
         self._seen[name] = seen
 
     def _forget(self, name: str) -> None:
-        for known in (self._counts, self._again_at, self._seen, self._since):
+        for known in (self._counts, self._again_at, self._seen, self._starts):
             known.pop(name, None)
         with self._lock:
             self._opened.pop(name, None)

@@ -10,8 +10,9 @@ from starlette.testclient import TestClient
 
 import readergroup as rg
 from readergroup.serve import letters as serve_letters
+from readergroup.serve.letters import LetterStreams
 from readergroup.serve.sampler import Sampler
-from synchronizer import open_store
+from synchronizer import SystemClock, open_store
 from synchronizer.testing import FailingStore
 from tests.readergroup.serve.serving import GROUP, STREAM, TOKEN, bearer, filled, set_aside, viewed
 from tests.readergroup.serve.test_api import values
@@ -53,6 +54,25 @@ def test_streams_with_dead_letters_are_found_and_counted(store_url: str) -> None
             until(lambda: browser.get("/groups").json()["dead_letters"][0]["pending"] == 0)
             client.streams.delete(DEAD)
             until(lambda: not browser.get("/groups").json()["dead_letters"])
+
+
+class SlowClock(SystemClock):
+    """That of a machine that is a day behind."""
+
+    def time(self) -> float:
+        return super().time() - 86_400
+
+
+def test_letters_of_a_client_whose_clock_is_behind_are_counted(client: rg.Client) -> None:
+    counting = LetterStreams(client)
+    letters = client.dead_letters(DEAD)
+    behind = rg.Client(client.store, clock=SlowClock())
+    for writer, written, discarded in ((client, 4, 0), (behind, 3, 0), (client, 0, 5), (behind, 2, 1), (client, 1, 0)):
+        set_aside(writer, DEAD, written)
+        letters.discard(limit=discarded)
+        counting.find()
+        assert counting.count()[DEAD].pending == len(list(letters.list()))
+    behind.close()
 
 
 def test_without_dead_letters_a_sample_costs_nothing_more() -> None:
