@@ -91,15 +91,17 @@ def connect(
     clock = clock_or_system(clock)
     store = open_store(url, clock=clock, must_exist=must_exist)
     client = Client(store, timeout=timeout, state_limit_bytes=state_limit_bytes, clock=clock)
-    client._address = url
+    # A relative path names another file in another directory. Other stores leave the password out of their `url`.
+    client._address = store.url if url.startswith("sqlite:") else url
     return client
 
 
 class Client:
     """A store with its streams (``streams``), reader groups (``groups``) and bulk reads (``batch``).
 
-    Threads may share it. A client that `connect` returned pickles as its address, and reconnects when it is unpickled.
-    Closing the client closes all objects that it opened; it closes the store only if `connect` opened it.
+    Threads may share it. A client that `connect` returned pickles as its address, and reconnects when it is unpickled:
+    the store must exist. Closing the client closes all objects that it opened; it closes the store only if `connect`
+    opened it.
 
     Args:
         store: The store, borrowed from the caller.
@@ -602,4 +604,4 @@ def _hold(lock: sync.Lock, timeout: float | None) -> Iterator[sync.HeldLock]:
 
 
 def _reconnect(url: str, timeout: float, state_limit_bytes: int) -> Client:
-    return connect(url, timeout=timeout, state_limit_bytes=state_limit_bytes)
+    return connect(url, timeout=timeout, state_limit_bytes=state_limit_bytes, must_exist=True)

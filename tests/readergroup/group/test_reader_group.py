@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -690,6 +691,25 @@ def test_a_group_pickles_as_its_address(shared_store_url: str) -> None:
             copy = pickle.loads(pickle.dumps(group))
             assert copy.online_readers() == ["r1"]
             copy._client.close()
+
+
+def test_a_client_pickles_as_the_file_that_it_opened_and_a_copy_creates_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with rg.connect("sqlite:///shop.db") as client:
+        client.streams.create(STREAM)
+        monkeypatch.chdir(tmp_path / "there")
+        pickled = pickle.dumps(client)
+    with pickle.loads(pickled) as copy:
+        assert copy.streams.exists(STREAM)
+    for file in (tmp_path / "here").iterdir():
+        file.unlink()
+    with pytest.raises(rg.NotFoundError):
+        pickle.loads(pickled)
+    assert not [*tmp_path.glob("*/*")]
 
 
 def test_the_limit_of_states_holds_for_all_that_a_client_opens_and_for_its_copies(shared_store_url: str) -> None:
