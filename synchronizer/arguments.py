@@ -20,8 +20,14 @@ def check_type(value: object, kind: type, name: str, *, or_none: bool = False) -
     if isinstance(value, kind) or (value is None and or_none):
         return
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
-    found = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    raise InvalidArgumentError(f"{name} must be {article} {kind.__name__}{' or None' * or_none}", found=found)
+    raise InvalidArgumentError(
+        f"{name} must be {article} {kind.__name__}{' or None' * or_none}", found=type_name(value)
+    )
+
+
+def type_name(value: object) -> str:
+    """Return the name of the type of ``value``, or say which class it is, for an error."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def check_class(value: object, kind: type, name: str) -> None:

@@ -10,6 +10,7 @@ import msgpack
 from pydantic import BaseModel
 
 from synchronizer import InvalidArgumentError
+from synchronizer.arguments import type_name
 from synchronizer.callables import check_callable, check_returned
 
 T = TypeVar("T")
@@ -25,9 +26,15 @@ class Serializer(Protocol[T]):
 
 
 def check_serializer(serializer: Serializer[T]) -> Serializer[T]:
-    """Return ``serializer``; refuse one with missing or ``async`` methods."""
+    """Return ``serializer``; refuse a class, and one with missing or ``async`` methods."""
+    if isinstance(serializer, type) or not all(hasattr(serializer, name) for name in ("dumps", "loads")):
+        raise InvalidArgumentError(
+            "serializer must be an object with dumps and loads; pass an instance, such as JsonSerializer() or "
+            "PydanticSerializer(Model)",
+            found=type_name(serializer),
+        )
     for name in ("dumps", "loads"):
-        check_callable(getattr(serializer, name, None), f"{name} of a serializer", serializer=type(serializer).__name__)
+        check_callable(getattr(serializer, name), f"{name} of a serializer", serializer=type(serializer).__name__)
     return serializer
 
 

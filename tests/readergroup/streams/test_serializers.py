@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+import readergroup as rg
 from readergroup.streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer
 from synchronizer import InvalidArgumentError
 
@@ -72,3 +73,23 @@ def test_what_is_no_json_is_refused_where_it_is_written(value: object) -> None:
 def test_what_is_no_msgpack_is_refused_where_it_is_written(value: object) -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be written as msgpack"):
         MsgpackSerializer().dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "found"), [(JsonSerializer, "the class JsonSerializer"), (Order, "the class Order"), ("json", "str")]
+)
+def test_what_is_no_serializer_is_refused_where_it_is_passed(bad: Any, found: str) -> None:
+    with rg.connect("memory://") as client:
+        client.streams.create("shop/orders")
+        with client.writer("shop/orders") as writer:
+            writer.write(b"event")
+        group = client.groups.create("billing", streams=["shop/orders"])
+        (segments,) = client.batch.segment_ranges("shop/orders")
+        for use in (
+            lambda: client.writer("shop/orders", serializer=bad),
+            lambda: group.reader(serializer=bad),
+            lambda: group.pool(print, serializer=bad),
+            lambda: client.batch.read(segments, serializer=bad),
+        ):
+            with pytest.raises(InvalidArgumentError, match=f"^serializer must be .* an instance.*: found='{found}'"):
+                use()
