@@ -49,6 +49,33 @@ def check_callable(
         )
 
 
+def check_takes(call: Callable[..., object], name: str, arguments: str, *, advice: str = "", **facts: object) -> None:
+    """Raise `InvalidArgumentError` if ``call`` cannot take the positional arguments that it is called with.
+
+    It looks at the callable itself, not behind decorators: one may add arguments of its own. A callable that does not
+    tell its parameters is accepted.
+
+    Args:
+        call: The callable.
+        name: The argument that it was passed as, for the error.
+        arguments: The names of what it is called with, separated by commas.
+        advice: What else to do about it, for the error.
+        **facts: Values for the error.
+    """
+    try:
+        signature = inspect.signature(call, follow_wrapped=False)
+    except Exception:  # it is of C, or has annotations of names that do not exist
+        return
+    try:
+        signature.bind(*arguments.split(","))
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"{name} is called as {name}({arguments}): {error}; change its parameters{advice}",
+            found=repr(call),
+            **facts,
+        ) from error
+
+
 def check_returned(returned: object, what: str, *, may_yield: bool = False, **facts: object) -> None:
     """Raise `InvalidArgumentError` if ``returned`` is an awaitable or a generator: nothing of it has run yet.
 

@@ -8,8 +8,9 @@ import inspect
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, Final, TypeVar, cast
+from unittest.mock import AsyncMock, MagicMock, Mock, create_autospec
 
 import pytest
 
@@ -43,7 +44,7 @@ from readergroup.testing import (  # noqa: F401
     reader_group_client,
 )
 from synchronizer import SystemClock
-from synchronizer.callables import check_callable, check_returned
+from synchronizer.callables import check_callable, check_returned, check_takes
 from tests.places import PACKAGES
 from tests.waiting import until
 
@@ -586,6 +587,51 @@ def test_a_plain_function_may_run_an_async_one() -> None:
     check_callable(print, "a handler")
     check_callable(Asynchronous, "a factory")
     check_returned(run(), "a handler")
+
+
+class Handling:
+    def event(self, event: object, *, db: object = None) -> None: ...
+
+    def event_and_connection(self, event: object, connection: object) -> None: ...
+
+    __call__ = event
+
+
+class Unreadable(Handling):
+    @property
+    def __signature__(self) -> object:
+        raise NameError("an annotation names what is imported for type checkers only")
+
+
+@wraps(Handling.event_and_connection)
+def injected(event: object) -> None:
+    """A decorator gave it the second argument."""
+
+
+@pytest.mark.parametrize(
+    "taking",
+    [
+        lambda event: None, lambda event, connection=None: None, lambda *args: None, print, [].append, {}.update, max,
+        Handling().event, Handling(), partial(Handling().event_and_connection, 1), Mock(), MagicMock(), AsyncMock(),
+        create_autospec(Handling().event), injected, cache(lambda event: None), Exception, dict,
+        Unreadable(),
+    ],
+)  # fmt: skip
+def test_what_can_take_an_event_is_accepted(taking: Call) -> None:
+    check_takes(taking, "handle", "event")
+
+
+@pytest.mark.parametrize(
+    "taking",
+    [
+        lambda: None, lambda event, connection: None, lambda event, *, connection: None, lambda **event: None, Handling,
+        Handling().event_and_connection, Handling.event_and_connection, partial(Handling().event, 1),
+        create_autospec(Handling().event_and_connection),
+    ],
+)  # fmt: skip
+def test_what_cannot_take_an_event_is_refused(taking: Call) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^handle is called as handle\(event\): .* found=.* group="):
+        check_takes(taking, "handle", "event", group="billing")
 
 
 def test_a_function_that_yields_handles_nothing(ground: Ground) -> None:

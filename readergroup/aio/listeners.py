@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
@@ -17,6 +18,10 @@ class LoopListener:
     def __init__(self, listener: Callable[..., Awaitable[object]]) -> None:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._listener, follow_wrapped=False)
 
     def __call__(self, *arguments: Any) -> None:
         async def listen() -> None:

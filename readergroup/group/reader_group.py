@@ -386,8 +386,8 @@ class ReaderGroup:
                 that is stored. An ``async def`` needs an asynchronous database, a plain function one that is not.
 
         Raises:
-            InvalidArgumentError: There are several handlers, or a plain function has a timeout, because a thread cannot
-                be cancelled; or the sink does not fit the handler.
+            InvalidArgumentError: There are several handlers; or the handler cannot take its arguments; or a plain
+                function has a timeout, because a thread cannot be cancelled; or the sink does not fit the handler.
             UnsupportedError: ``handle_arrow`` was given, and pyarrow is not installed.
             ClosedError: The client is closed.
         """

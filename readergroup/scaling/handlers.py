@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ class OnLoop:
 
     handle: Callable[[Any], Any]
     loop: asyncio.AbstractEventLoop
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.handle, follow_wrapped=False)
 
     async def __call__(self, *what: Any) -> object:
         return await self.handle(*what)

@@ -25,7 +25,7 @@ from synchronizer import (
     StoreUnavailableError,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
-from synchronizer.callables import check_callable, is_async
+from synchronizer.callables import check_callable, check_takes, is_async
 from synchronizer.clock import growing_pause
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
@@ -109,23 +109,26 @@ class ReaderPool(Generic[T]):
         handler_timeout_seconds: float | None = None,
         sink: SqlSink | None = None,
     ) -> None:
-        handlers = [each for each in (handle, handle_batch, handle_arrow) if each is not None]
+        given = {"handle": handle, "handle_batch": handle_batch, "handle_arrow": handle_arrow}
+        handlers = [(name, each) for name, each in given.items() if each is not None]
         if len(handlers) != 1:
             raise InvalidArgumentError(
                 "pass one handler: either handle or handle_batch, or handle_arrow", group=group.name
             )
-        check_callable(handlers[0], "a handler", may_await=True, group=group.name)
+        ((name, handler),) = handlers
+        check_callable(handler, "a handler", may_await=True, group=group.name)
         check_count(concurrency, "concurrency", at_most=MAX_CONCURRENCY)
         order = _checked_order(order, of_batches=handle is None)
-        _check_handler_timeout(handler_timeout_seconds, handlers[0])
+        _check_handler_timeout(handler_timeout_seconds, handler)
         if sink is not None:
-            _check_sink(sink, handlers[0], of_batches=handle is None, at_once=concurrency > 1 and order != "segment")
+            _check_sink(sink, handler, of_batches=handle is None, at_once=concurrency > 1 and order != "segment")
         check_type(retry, RetryPolicy, "retry", or_none=True)
         if sink is not None and isinstance(retry, DelayedRetry):
             raise InvalidArgumentError(
                 "a sink stores the effect of each event once, but a process that stops in the middle of a failure may "
                 "handle an event and retry it later as well; use RetryPolicy, or write to the database without a sink"
             )
+        _check_parameters(handler, name, group=group.name, with_connection=sink is not None)
         check_serializer(serializer)
         if handle_arrow is not None:
             if not keeps_bytes(serializer):
@@ -502,6 +505,16 @@ def _checked_order(order: Order | None, *, of_batches: bool) -> Order:
             order=order,
         )
     return order
+
+
+def _check_parameters(handler: Callable[..., object], name: str, *, group: str, with_connection: bool) -> None:
+    what = "event" if name == "handle" else "batch"
+    if with_connection:
+        check_takes(
+            handler, name, f"{what}, connection", advice=", because the sink passes its connection", group=group
+        )
+    else:
+        check_takes(handler, name, what, advice=", or pass a sink if it needs a connection", group=group)
 
 
 def _check_sink(sink: object, handler: object, *, of_batches: bool, at_once: bool) -> None:

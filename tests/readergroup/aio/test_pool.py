@@ -499,9 +499,15 @@ def test_a_pool_without_a_thread_begins_later(monkeypatch: pytest.MonkeyPatch) -
 def test_a_pool_works_once_and_says_what_is_wrong() -> None:
     async def handle(event: rg.Event[bytes]) -> None: ...
 
+    async def handle_two(event: object, connection: object) -> None: ...
+
     async def test() -> None:
         async with aio.connect("memory://") as client:
             group = await billing(client, 1)
+            with pytest.raises(rg.InvalidArgumentError, match=r"called as handle\(event\)"):
+                await group.pool(handle_two)  # type: ignore[call-overload]
+            with pytest.raises(rg.InvalidArgumentError, match=r"called as handler\(event\)"):
+                await client.event_processor("queue", handle_two)  # type: ignore[arg-type]
             pool = await group.pool(handle)
             with pytest.raises(rg.InvalidArgumentError, match="does not run"):
                 await pool.join()

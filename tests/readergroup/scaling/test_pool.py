@@ -5,6 +5,7 @@ import contextlib
 import os
 import pickle
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 import readergroup as rg
 from readergroup.scaling import pool as pool_module
 from readergroup.scaling import worker_process
+from readergroup.sinks import SqlSink
 from synchronizer import open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
@@ -37,6 +39,7 @@ from tests.waiting import until
 
 STREAM = "shop/orders"
 DEAD = "shop/orders-dead"
+SINK = SqlSink(lambda: sqlite3.connect(":memory:"))
 #: As short as liveness allows on a busy machine.
 READER_TIMEOUT_SECONDS = 2.0
 
@@ -800,6 +803,10 @@ def make(group: rg.ReaderGroup, **arguments: object) -> object:
         ({"handle_arrow": print, "serializer": rg.JsonSerializer()}, "remove the serializer"),
         ({"handle_arrow": lambda batch: None, "workers": "process"}, "handle_batch='?ArrowHandler"),
         ({"handle": print, "workers": "fibre"}, "'thread' or 'process'"),
+        ({"handle": lambda event, connection: None}, r"as handle\(event\): .*'connection'; .*pass a sink"),
+        ({"handle_batch": lambda: None}, r"called as handle_batch\(batch\)"),
+        ({"handle_arrow": lambda: None}, r"called as handle_arrow\(batch\)"),
+        ({"handle": lambda event: None, "sink": SINK}, r"as handle\(event, connection\): too many"),
         ({"handle": print, "readers": 0}, "readers must be an integer >= 1"),
         ({"handle": lambda event: None, "workers": "process"}, "handle='<function .*lambda"),
         ({"handle_batch": lambda batch: None, "workers": "process"}, "handle_batch='<function .*lambda"),

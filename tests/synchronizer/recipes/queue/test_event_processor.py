@@ -276,7 +276,10 @@ class TestHandling:
         assert processor.latency.p99_seconds == pytest.approx(0.2)
 
     def test_one_handler_is_needed(self, store: FailingStore) -> None:
-        for options in ({}, {"handler": print, "batch_handler": print}, {"handler": print, "max_batch": 0}):
+        for options in (
+            {}, {"handler": print, "batch_handler": print}, {"handler": print, "max_batch": 0},
+            {"handler": lambda event, queue: None}, {"batch_handler": lambda: None},
+        ):  # fmt: skip
             with pytest.raises(InvalidArgumentError):
                 EventProcessor(store, "jobs", threads=False, **options)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError):
