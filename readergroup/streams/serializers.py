@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgpack
@@ -154,6 +154,14 @@ def check_takes_bytes(serializer: Serializer[Any]) -> None:
         )
 
 
+def check_list(values: object, name: str) -> None:
+    """Refuse what is one value: iterating over it would give its letters, bytes or keys."""
+    if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or not isinstance(values, Iterable):
+        raise InvalidArgumentError(
+            f"{name} must be a list or another iterable; put a single value into a list", found=type(values).__name__
+        )
+
+
 def checked_lists(
     events: Iterable[T],
     routing_keys: Iterable[str | None] | None,
@@ -161,9 +169,9 @@ def checked_lists(
     dumps: Callable[[T], bytes],
 ) -> tuple[Sequence[bytes], Sequence[str | None] | None]:
     """Return the bytes of the events, and their routing keys. ``dumps`` is that of the serializer, checked."""
-    for name, value in ("events", events), ("routing_keys", () if routing_keys is None else routing_keys):
-        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-            raise InvalidArgumentError(f"{name} must be a list or another iterable", found=type(value).__name__)
+    check_list(events, "events")
+    if routing_keys is not None:
+        check_list(routing_keys, "routing_keys")
     values: Sequence[Any] = list(events)  # copied: the caller may change it while the call waits
     keys = None if routing_keys is None else list(routing_keys)
     if not keeps_bytes(serializer) or set(map(type, values)) - {bytes}:

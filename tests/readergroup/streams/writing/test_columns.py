@@ -354,6 +354,17 @@ DAMAGED: Final = pyarrow.Array.from_buffers(
 )
 
 
+@pytest.mark.parametrize("one", ["order-1", b"1", bytearray(b"1"), memoryview(b"1"), {"id": 1, "total": 2}])
+def test_one_event_is_not_taken_for_several(client: rg.Client, one: Any) -> None:
+    with client.writer(STREAM, serializer=rg.JsonSerializer()) as writer, writer.transaction() as txn:
+        for call in (writer.write_many, writer.write_batch, txn.write_batch):
+            with pytest.raises(rg.InvalidArgumentError, match=f"^events must be a list .*'{type(one).__name__}'$"):
+                call(one)
+        with pytest.raises(rg.InvalidArgumentError, match="^routing_keys must be a list"):
+            writer.write_batch([1], one)
+    assert events_of(client) == []
+
+
 @pytest.mark.parametrize(
     ("table", "columns", "says"),
     [
