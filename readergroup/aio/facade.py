@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 from .calls import Calls
 
@@ -137,6 +137,13 @@ class Opening(Generic[R]):
 
     def __await__(self) -> Generator[Any, Any, R]:
         return self._open().__await__()
+
+    if not TYPE_CHECKING:  # type checkers find what is missing
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"an Opening has no {name!r}; await it, or use 'async with', to get the object that it opens"
+            )
 
     async def __aenter__(self) -> R:
         self._opened = opened = await self._open()

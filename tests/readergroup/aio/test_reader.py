@@ -481,6 +481,8 @@ def test_an_opening_can_be_awaited_or_entered() -> None:
         group = await group_of(client)
         opening = group.reader("reader")
         assert isinstance(opening, Opening)
+        with pytest.raises(AttributeError, match=r"'read'; await it, or use 'async with'"):
+            await opening.read()  # type: ignore[attr-defined]
         reader = await opening
         assert "reader" in repr(reader)
         await reader.close()
