@@ -124,6 +124,9 @@ def _added_by_another_distribution(scheme: str) -> _Opener:
     added = entry_points(group=ENTRY_POINT_GROUP)
     # The rest of the address may contain a password: no message shows it.
     if scheme not in added.names:
+        name, plus, driver = scheme.partition("+")
+        if plus and name in _BUILT_IN:  # as SQLAlchemy writes it
+            raise InvalidArgumentError(f"the address must not name a driver; remove '+{driver}'", scheme=scheme)
         raise UnsupportedError(
             f"the scheme of the address is unknown; write {_EXAMPLES}, or install the distribution that adds it",
             scheme=scheme,

@@ -64,6 +64,8 @@ def test_an_unknown_scheme_is_named_and_a_password_is_not() -> None:
         ("sqlite:///:memory:", "memory://"),
         ("sqlite:///shop.db?mode=ro", "remove them"),
         ("memory://shop?x=1", "remove them"),
+        ("postgresql+psycopg://ann@host/db", r"remove '\+psycopg': scheme="),
+        ("sqlite+pysqlite:///shop.db", r"remove '\+pysqlite'"),
     ],
 )
 def test_an_address_that_cannot_be_right_is_refused_with_a_remedy(url: str, remedy: str) -> None:
