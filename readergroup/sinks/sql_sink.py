@@ -51,7 +51,7 @@ class SqlSink:
     Args:
         engine_or_connect: A SQLAlchemy ``Engine`` or ``AsyncEngine``, a psycopg connection or pool, plain or
             asynchronous, the alias of a Django connection, or a function that returns a new connection of a driver.
-            Connections must not be in autocommit mode.
+            Connections must not be in autocommit mode; sqlite3 may have ``isolation_level=None``.
         table: The table of the positions. The sink also has one with "_finished" behind this name.
         schema: Where both tables are. Default: where the database looks first.
         create_table: Create the tables when they are missing. Otherwise that is an error; ``readergroup sink ddl``

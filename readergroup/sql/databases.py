@@ -272,6 +272,13 @@ def open_database(engine_or_connect: Any) -> Database:
     """
     given = engine_or_connect
     if isinstance(given, str):
+        scheme, separator, _ = given.partition("://")
+        if separator:  # the rest may contain a password
+            raise InvalidArgumentError(
+                "the database must not be given as an address; pass create_engine(url) of SQLAlchemy, or a function "
+                "that connects, such as lambda: sqlite3.connect(path)",
+                found=f"{scheme}://",
+            )
         return _DjangoDatabase(given)
     if is_instance(given, "sqlalchemy.engine", "Engine"):
         return _EngineDatabase(given)

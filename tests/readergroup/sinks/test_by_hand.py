@@ -346,6 +346,12 @@ def test_the_idle_timeout_is_checked(value: Any) -> None:
         SqlSink(sqlite3.connect, idle_timeout_seconds=value)
 
 
+def test_an_address_is_no_database_and_is_not_shown() -> None:
+    with pytest.raises(rg.InvalidArgumentError, match=r"create_engine\(url\).*sqlite3.connect") as raised:
+        SqlSink("postgresql://ann:secret@host/db")
+    assert "secret" not in str(raised.value)
+
+
 def _autocommits(database: ApplicationDatabase) -> list[Callable[[], Any]]:
     if database.is_sqlite:
         return [lambda: sqlalchemy.create_engine(f"sqlite:///{database.path}", isolation_level="AUTOCOMMIT")]
@@ -365,6 +371,25 @@ def test_connections_in_autocommit_mode_are_refused(database: ApplicationDatabas
     for given in _autocommits(database):
         with pytest.raises(rg.InvalidArgumentError, match="autocommit"):
             group.pool(_nothing, sink=SqlSink(given())).run()
+
+
+@pytest.mark.parametrize("database", ["sqlite3"], indirect=True)
+def test_a_connection_of_sqlite3_may_leave_the_transactions_to_the_sink(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(lambda: sqlite3.connect(database.path, isolation_level=None))
+    with group.reader() as reader:
+        event = reader.read()
+        assert event is not None
+        with pytest.raises(ZeroDivisionError), sink.transaction(event) as connection:
+            database.store(connection, event)
+            raise ZeroDivisionError
+        assert database.effects() == {}
+        with sink.transaction(event) as connection:
+            database.store(connection, event)
+        assert database.effects() != {}
 
 
 @pytest.mark.parametrize("database", ["psycopg-function"], indirect=True)
