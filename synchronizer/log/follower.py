@@ -249,15 +249,16 @@ class LogFollower(Generic[S]):
         if backoff.wait():
             return
         if self.closing.is_set():
-            raise ClosedError("the synchronizer was closed", segment=self.log.segment)
+            raise ClosedError("the object, or its client, was closed", segment=self.log.segment)
         raise DeadlineExceededError(at_deadline, segment=self.log.segment) from problem
 
     def check_usable(self, *, deciding: bool = False) -> None:
         if self.closing.is_set():
-            raise ClosedError("the synchronizer is closed; open another", segment=self.log.segment)
+            raise ClosedError("the object, or its client, is closed; open another", segment=self.log.segment)
         if os.getpid() != self._pid:
             raise ClosedError(
-                "the synchronizer belongs to the parent process; open another after the fork", segment=self.log.segment
+                "the object belongs to the parent process; connect after the fork, and open another",
+                segment=self.log.segment,
             )
         if self.barred_thread == threading.get_ident() and not deciding:
             raise InvalidArgumentError(

@@ -727,6 +727,14 @@ def test_the_limit_of_states_holds_for_all_that_a_client_opens_and_for_its_copie
             client.groups.create("billing", streams=["shop/many"])
 
 
+def test_the_group_of_a_closed_client_says_that_the_client_is_closed() -> None:
+    with rg.connect("memory://") as client:
+        client.streams.create(STREAM)
+        group = client.groups.create("billing", streams=[STREAM])
+    with pytest.raises(rg.ClosedError, match="or its client, is closed; open another"):
+        group.reader()
+
+
 def test_a_group_in_memory_does_not_pickle() -> None:
     with rg.connect("memory://shop") as client:
         client.streams.create(STREAM)
