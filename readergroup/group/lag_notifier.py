@@ -93,10 +93,10 @@ class LagNotifier(PollingNotifier[ReaderGroupState, LagNotification]):
         super().__init__(synchronizer, source=source, interval_seconds=INTERVAL_SECONDS)
         self._lag = lag
         self._thresholds = thresholds
-        self._measured = _Measured(GroupLag(segments={}), float("-inf"))  # by the last poll
+        self._measured: _Measured | None = None  # by the last poll; None: it could not measure
         # What listeners were told; None: nothing, or so long ago that the next poll tells the level anew.
         self._told: LagLevel | None = None
-        self._told_of = self._measured
+        self._told_of = _Measured(GroupLag(segments={}), float("-inf"))
 
     def register_listener(
         self, listener: Listener[LagNotification], *, durable: str | None = None
@@ -115,9 +115,12 @@ class LagNotifier(PollingNotifier[ReaderGroupState, LagNotification]):
         return super().register_listener(listener)
 
     def before_poll(self) -> None:
+        self._measured = None
         try:
             lag = self._lag()
-        except NotFoundError:  # the group was deleted
+        except NotFoundError as error:
+            if "stream" in error.facts:  # created again under the group, whose lag is unknown
+                raise
             lag = GroupLag(segments={})
         self._measured = _Measured(lag, self.synchronizer.clock.time())
 
@@ -132,6 +135,8 @@ class LagNotifier(PollingNotifier[ReaderGroupState, LagNotification]):
             yield self._notification(change, self._told)
 
     def look(self, state: ReaderGroupState, change: Change) -> Iterable[LagNotification]:
+        if self._measured is None:
+            return
         self._told_of = self._measured
         was_behind = self._told is not None and self._told.behind
         level = self._thresholds.level(self._told_of.lag, was_behind=was_behind)

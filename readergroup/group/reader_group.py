@@ -576,8 +576,12 @@ class ReaderGroup:
         )
 
     def lag(self) -> GroupLag:
-        """Return how far the group is behind its streams now, by the committed positions of its readers."""
-        self._updater.follow_streams()
+        """Return how far the group is behind its streams now, by the committed positions of its readers.
+
+        Raises:
+            NotFoundError: The group was deleted, or one of its streams was deleted and created again.
+        """
+        self._updater.follow_streams(strict=True)
         metadata = self._client.streams.metadata
         deadline = metadata.deadline()
         offsets, state = self._positions(deadline)

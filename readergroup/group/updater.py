@@ -338,8 +338,11 @@ class GroupUpdater:
         if metadata.sealed:
             self.synchronizer.update_state(_ender(stream, metadata), timeout=timeout)
 
-    def follow_streams(self) -> Mapping[str, int]:
-        """Follow all streams of the group. Return the lengths of their metadata logs as followed, to wait on."""
+    def follow_streams(self, *, strict: bool = False) -> Mapping[str, int]:
+        """Follow all streams of the group. Return the lengths of their metadata logs as followed, to wait on.
+
+        If ``strict``, raise `NotFoundError` with the fact ``stream`` for one that was created again under the group.
+        """
         known = {}
         for stream, followed in self.state.streams.items():
             if followed.ended:
@@ -350,6 +353,9 @@ class GroupUpdater:
                 self.follow_stream(stream)
             except NotFoundError:
                 _logger.debug("stream %s was deleted", stream)  # its readers raise this when they read
+                if strict and self.streams.exists(stream):
+                    self.synchronizer.fetch_updates()  # the group may have been created again as well
+                    self.follow_stream(stream)
         return known
 
     def finish_scale(self, stream: str, *, timeout: float | None = None) -> None:

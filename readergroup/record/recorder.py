@@ -211,7 +211,7 @@ class NotificationRecording:
         try:
             self._followed = self._updater.follow_streams()
             return self._group.lag() if self._is_due() else None
-        except NotFoundError:  # the group was deleted
+        except NotFoundError:  # the group was deleted, or has no lag: one of its streams was created again
             self._followed = {}
             return None
 

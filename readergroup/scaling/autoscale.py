@@ -121,6 +121,8 @@ class Autoscaling:
         try:
             return None if self._closed else self._step()
         except NotFoundError as error:
+            if "stream" in error.facts:  # created again: the group may still leave it
+                raise
             self._is_deleted = True
             self._logger.info("autoscaling of %s ends: %s", self._group.name, error)
             return None

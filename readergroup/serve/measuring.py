@@ -48,8 +48,8 @@ class GroupMeter:
         self.group.synchronizer.fetch_updates()
 
     def measure(self) -> Measured:
-        """Measure the lag by the positions that readers have committed."""
-        self.followed = self._updater.follow_streams()
+        """Measure the lag by the positions that readers have committed. Raise `NotFoundError` as `ReaderGroup.lag`."""
+        self.followed = self._updater.follow_streams(strict=True)
         # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
         leases = self._updater.leases()
         synchronizer = self.group.synchronizer

@@ -175,9 +175,9 @@ class Sampler:
                     return
                 try:
                     groups[name] = self._group(name)
-                except NotFoundError:  # deleted meanwhile
-                    continue
                 except ReaderGroupError as failed:
+                    if isinstance(failed, NotFoundError) and "stream" not in failed.facts:  # deleted meanwhile
+                        continue
                     if failed.retryable or isinstance(failed, ClosedError):
                         raise  # the store is away: do not wait for it once per group
                     unreadable[name] = self.count(failed)

@@ -146,10 +146,10 @@ class GroupWatch:
             self._look(now)
         except ClosedError:
             raise
-        except NotFoundError:
-            self.deleted = True
-            return None
         except ReaderGroupError as error:
+            if isinstance(error, NotFoundError) and "stream" not in error.facts:
+                self.deleted = True
+                return None
             text = self._sampler.count(error)
             if self._sample is not None:
                 self._publish(self._sample, error=text)

@@ -203,6 +203,24 @@ def test_a_deleted_group_has_no_lag(client: rg.Client) -> None:
     assert [each.behind for each in heard] == [True]
 
 
+def test_a_group_whose_stream_was_created_again_has_no_level(client: rg.Client) -> None:
+    group = client.groups.create("g", streams=[STREAM])
+    notifier = group.lag_notifier(threshold_events=5)
+    heard: list[rg.LagNotification] = []
+    notifier.register_listener(heard.append)
+    client.streams.delete(STREAM)
+    client.streams.create(STREAM)
+    client.streams.create("shop/other")
+    write(client, 10)
+    with pytest.raises(rg.NotFoundError, match="created again"):
+        notifier.poll()
+    assert heard == []
+    group.configure(streams=["shop/other"])
+    group.configure(streams=[STREAM])
+    notifier.poll()
+    assert [each.behind for each in heard] == [True]
+
+
 def test_the_step_of_a_client_measures_the_lag(client: rg.Client, clock: ManualClock) -> None:
     group = client.groups.create("g", streams=[STREAM])
     heard: list[rg.LagNotification] = []

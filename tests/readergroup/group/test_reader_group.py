@@ -247,6 +247,23 @@ def test_f3_another_stream_of_the_name_is_not_read_by_mistake(world: World, proc
             assert "created again" in str(error)
     assert told > 1
     assert not world.state.end_of_data
+    with pytest.raises(rg.NotFoundError, match="created again"):
+        process.group.lag()
+    with pytest.raises(rg.NotFoundError, match="created again"):
+        process.group.scaling_decision(rg.ReaderScalingPolicy(max_readers=3))
+
+
+def test_a_group_that_is_created_again_with_its_stream_has_a_lag(world: World) -> None:
+    group = world.admin.groups.create("both", streams=[STREAM])
+    with rg.Client(world.admin.store, clock=world.admin.clock) as other:
+        other.groups.delete("both")
+        other.streams.delete(STREAM)
+        other.streams.create(STREAM)
+        other.groups.create("both", streams=[STREAM])
+        with other.writer(STREAM) as writer:
+            writer.write_many([b"1"] * 10)
+    assert world.admin.groups.get("both").lag().events == 10
+    assert group.lag().events == 10
 
 
 def test_segments_that_the_stream_has_forgotten_are_passed_over(world: World, process: Process) -> None:

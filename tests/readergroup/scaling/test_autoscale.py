@@ -242,6 +242,21 @@ def test_the_holder_of_a_deleted_group_gives_up_its_role_and_what_was_told_is_fo
     assert told(group) is None
 
 
+def test_autoscaling_goes_on_when_the_group_leaves_a_stream_that_was_created_again(
+    client: rg.Client, group: rg.ReaderGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = Calls()
+    group.autoscale(rg.ReaderScalingPolicy(max_readers=2, target_lag_seconds=0.5, cooldown_seconds=0))(calls)
+    until(lambda: calls.told == [1])
+    client.streams.delete(STREAM)
+    client.streams.create(STREAM)
+    until(lambda: "created again" in caplog.text, seconds=30)
+    client.streams.create("shop/other", scaling=rg.ScalingPolicy.fixed(2))
+    write(client, "shop/other", ["waiting"])
+    group.configure(streams=["shop/other"])
+    until(lambda: calls.told == [1, 2], seconds=30)
+
+
 def test_what_a_group_was_told_while_it_was_deleted_is_not_remembered_for_the_next_one(
     client: rg.Client, group: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

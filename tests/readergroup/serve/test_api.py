@@ -292,6 +292,28 @@ def test_a_group_that_cannot_be_read_hides_no_other_one(store_url: str) -> None:
         assert (found["readergroup_store_up", ()], found["readergroup_unreadable_groups", ()]) == (1, 1)
 
 
+def test_a_group_whose_stream_was_created_again_is_unreadable(store_url: str) -> None:
+    with filled(store_url) as client:
+        with viewed(client, sample_interval_seconds=0.1) as browser:
+            assert browser.get(f"/groups/{GROUP}/desired-readers?max_readers=4").status_code == 200
+            client.streams.delete(STREAM)
+            client.streams.create(STREAM)
+            until(lambda: browser.get("/groups").json()["unreadable"], seconds=30)
+            assert_unreadable(browser)
+        with viewed(client) as browser:  # it has never read the group
+            assert_unreadable(browser)
+
+
+def assert_unreadable(browser: TestClient) -> None:
+    (found,) = browser.get("/groups").json()["unreadable"]
+    assert found["group"] == GROUP and "created again" in found["error"]
+    answer = browser.get(f"/groups/{GROUP}/desired-readers?max_readers=4")
+    assert answer.status_code >= 500 and "created again" in answer.json()["error"]
+    text = browser.get("/metrics").text
+    assert values(text)["readergroup_unreadable_groups", ()] == 1
+    assert "readergroup_group_lag_events{" not in text
+
+
 def test_in_a_forked_worker_the_view_says_what_to_do(store_url: str) -> None:
     with filled(store_url) as client:
         view = app(client)

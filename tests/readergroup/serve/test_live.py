@@ -217,6 +217,20 @@ def test_a_deleted_group_ends_its_view(store_url: str) -> None:
         run(client, test)
 
 
+def test_a_group_whose_stream_was_created_again_shows_an_error(store_url: str) -> None:
+    async def test(view: WebView) -> None:
+        viewer = Viewer(view)
+        await viewer.until(lambda: viewer.newest())
+        await asyncio.to_thread(client.streams.delete, STREAM)
+        await asyncio.to_thread(client.streams.create, STREAM)
+        await viewer.until(lambda: "created again" in (viewer.newest()["error"] or ""))
+        assert ("gone", {}) not in viewer.events
+        await viewer.leave()
+
+    with filled(store_url) as client:
+        run(client, test)
+
+
 def test_a_store_that_is_away_shows_as_an_error_and_then_goes_on() -> None:
     async def test(view: WebView) -> None:
         viewer = Viewer(view)
