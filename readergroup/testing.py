@@ -30,7 +30,9 @@ from .client import Client
 from .errors import EndOfDataError
 from .group.model.config import new_reader_id
 from .group.reader_group import ReaderGroup
+from .retries.returning import Returning
 from .scaling.pool import ReaderPool
+from .scaling.retry import DelayedRetry
 from .scaling.worker import Worker
 from .streams.config import SegmentId
 from .streams.data.block import Block, encode_block
@@ -145,28 +147,36 @@ def drain(pool: ReaderPool[Any]) -> int:
     """Handle all available events in this thread, as a worker of ``pool`` does, and return how many there were.
 
     They are handled one at a time, whatever the ``concurrency`` of the pool. A failed attempt is retried, or its event
-    set aside, by the pool's `RetryPolicy`. The delays between attempts move the clock.
+    set aside, by the pool's `RetryPolicy`. The delays between attempts move the clock. With a `DelayedRetry` an event
+    that fails waits: move the clock by its delay, and call `drain` again.
 
     Args:
         pool: The pool whose handler and retries apply. The clock of its client ``is_manual``.
 
     Returns:
-        The number of events that were handled or set aside.
+        The number of events that were handled, set aside, or left to wait for a `DelayedRetry`.
 
     Raises:
         HandlerError: As ``pool.run`` does, an event could not be handled or set aside.
-        InvalidArgumentError: The clock of the client is not moved by hand.
+        InvalidArgumentError: The clock of the client is not moved by hand, or the pool is one for asyncio.
     """
+    if not isinstance(pool, ReaderPool):
+        raise InvalidArgumentError(
+            "only a pool of a client of readergroup.connect can be drained; run another one", type=type(pool).__name__
+        )
     task = pool.task
     group = task.group
     assert isinstance(group, ReaderGroup)
     if not is_manual(task.client.clock):
         raise InvalidArgumentError("a pool can be drained only with a manual clock; otherwise call pool.run")
+    returning = Returning(task.client, group, task.retry) if isinstance(task.retry, DelayedRetry) else None
     worker = Worker(replace(task, concurrency=1), new_reader_id())
     handled = looks_in_vain = 0
     with closing(worker), group.reader(worker.reader_id, serializer=task.serializer) as reader:
         while looks_in_vain < 2:  # after the first empty read, segments may complete and successors follow
             group.coordinator.step()
+            if returning is not None:
+                returning.step()
             try:
                 batch = reader.read_batch(task.max_events, timeout=0)
             except EndOfDataError:

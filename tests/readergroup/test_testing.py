@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 import readergroup as rg
-from readergroup import testing
+from readergroup import aio, testing
 from readergroup.scaling.worker import Worker
 from readergroup.testing import failing_store, manual_clock, reader_group_client, second_client, two_replicas  # noqa: F401
 from synchronizer.stores.memory import MemoryStore
@@ -567,6 +567,45 @@ def test_draining_repeats_what_fails_and_sets_it_aside_as_the_clock_moves(
     with dead.reader(serializer=rg.PydanticSerializer(rg.DeadLetter)) as reader:
         letter = reader.read(timeout=1)
     assert letter is not None and letter.data.error == "ValueError: no such article"
+
+
+def test_draining_handles_what_waited_for_a_delayed_retry_once_the_clock_has_moved(
+    reader_group_client: rg.Client, manual_clock: testing.InstantClock
+) -> None:
+    client = reader_group_client
+    for stream in ("shop/orders", "shop/retries", "shop/dead"):
+        client.streams.create(stream)
+    with client.writer("shop/orders") as writer:
+        writer.write_many([b"1", b"2"])
+    seen: list[bytes] = []
+
+    def handle(event: rg.Event[bytes]) -> None:
+        seen.append(event.data)
+        if event.data == b"1":
+            raise ValueError("no")
+
+    group = client.groups.create("g", streams=["shop/orders", "shop/retries"])
+    retry = rg.DelayedRetry(delays=[60, 600], retry_stream="shop/retries", dead_letters="shop/dead")
+    pool = group.pool(handle, retry=retry)
+    handled = [testing.drain(pool)]
+    for seconds in (59, 2, 599, 2, 1000):
+        manual_clock.advance(seconds)
+        handled.append(testing.drain(pool))
+    assert handled == [2, 0, 1, 0, 1, 0]
+    assert sorted(seen) == [b"1", b"1", b"1", b"2"]
+    (letter,) = client.dead_letters("shop/dead").list()
+    assert (letter.letter.data, len(letter.letter.earlier_errors)) == (b"1", 2)
+
+
+def test_a_pool_for_asyncio_is_not_drained() -> None:
+    async def run() -> None:
+        async with aio.connect("memory://") as client:
+            await client.streams.create("shop/orders")
+            group = await client.groups.create("g", streams=["shop/orders"])
+            with pytest.raises(rg.InvalidArgumentError, match=r"readergroup\.connect"):
+                testing.drain(await group.pool(print))  # type: ignore[arg-type]
+
+    asyncio.run(run())
 
 
 def test_draining_raises_what_run_would(reader_group_client: rg.Client) -> None:
