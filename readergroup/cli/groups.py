@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from .screen import count, print_json, say, size
 from .session import WrongUsage, session
 from .streams import AsJson, Yes, confirm
 from .tables import Table
+from .times import TIME_HELP, parse_time
 
 if TYPE_CHECKING:
     from ..group.model.state import SegmentState
@@ -96,8 +96,8 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
 
 def config_in_words(config: rg.ReaderGroupConfig) -> str:
     """Return the settings as ``group create`` and ``group configure`` take them."""
-    fields = config.model_dump(exclude={"streams", "start", "end"})
-    return ", ".join(f"{name}={_setting(value)}" for name, value in fields.items())
+    fields = [field for field in type(config).model_fields if field not in ("streams", "start", "end")]
+    return ", ".join(f"{field}={_setting(getattr(config, field))}" for field in fields)
 
 
 def _setting(value: float | str) -> str:
@@ -160,8 +160,8 @@ def reset(
         str,
         typer.Option(
             help=(
-                "'head', 'tail', the name of a checkpoint, a time of writing such as 2026-11-22T09:00+00:00, or JSON: "
-                "a checkpoint, or cuts by stream as 'group describe --json' prints them."
+                f"'head', 'tail', the name of a checkpoint, {TIME_HELP}, or JSON: a checkpoint, or cuts by stream as "
+                "'group describe --json' prints them."
             ),
             show_default=False,
         ),
@@ -196,16 +196,16 @@ def _reset_target(group: rg.ReaderGroup, text: str) -> ResetTarget:
             raise WrongUsage(
                 "the JSON is neither a checkpoint nor cuts by stream; use cuts as 'group describe --json' prints them"
             ) from error
+    checkpoints = group.checkpoints
+    if text in checkpoints:
+        return checkpoints[text]
     try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        checkpoints = group.checkpoints
-    if text not in checkpoints:
+        return parse_time("--to", text)
+    except WrongUsage as error:
         names = ", ".join(checkpoints) or "none"
         raise WrongUsage(
-            f"{text!r} is not 'head', 'tail', a time or a checkpoint of the group; its checkpoints: {names}"
-        )
-    return checkpoints[text]
+            f"{error}; or use head, tail or a checkpoint of the group; its checkpoints: {names}"
+        ) from error
 
 
 @commands.command()

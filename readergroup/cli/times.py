@@ -26,5 +26,5 @@ def parse_time(option: str, text: str) -> datetime:
     except (OverflowError, ValueError) as error:
         raise WrongUsage(f"{option} takes {TIME_HELP}, not {text!r}") from error
     if found.tzinfo is None:
-        raise WrongUsage(f"{option} {text!r} needs a timezone, such as {text}+00:00")
+        raise WrongUsage(f"{option} {text!r} needs a timezone, such as {found.isoformat()}+00:00")
     return found

@@ -461,7 +461,7 @@ def test_a_group_is_reset_to_a_checkpoint_a_time_a_cut_and_its_head(orders: Cli)
     checkpoint = json.dumps(orders.json("group", "checkpoint", "g", "weekly"))
     orders.ok("write", "shop/orders", input="two\n")
     places = dict.fromkeys(("nightly", checkpoint, cuts), "two\n") | {"tail": ""}
-    places |= dict.fromkeys(("head", "2020-01-01T00:00+00:00"), "one\ntwo\n")
+    places |= dict.fromkeys(("head", "2020-01-01T00:00+00:00", "2h"), "one\ntwo\n")
     for place, expected in places.items():
         assert orders.ok("group", "reset", "g", "--to", place, "--yes").startswith("g: continues at shop/orders[0:")
         read = orders.ok("read", "shop/orders", "--group", "g")
@@ -472,7 +472,9 @@ def test_where_a_group_cannot_be_reset_to_is_said(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
     assert "its checkpoints: none" in orders.fails(2, "group", "reset", "g", "--to", "nightly", "--yes")
     assert "neither a checkpoint nor cuts" in orders.fails(2, "group", "reset", "g", "--to", '{"a": 1}', "--yes")
-    assert "timezone" in orders.fails(1, "group", "reset", "g", "--to", "2026-01-01T00:00", "--yes")
+    told = orders.fails(2, "group", "reset", "g", "--to", "2026-01-01", "--yes")
+    assert "--to '2026-01-01' needs a timezone, such as 2026-01-01T00:00:00+00:00" in told
+    assert "such as 2h" in orders.fails(2, "group", "reset", "g", "--to", "noon", "--yes")
 
 
 def test_who_blocks_a_checkpoint_is_named(orders: Cli) -> None:

@@ -31,6 +31,10 @@ def test_a_group_is_created_with_settings_and_configured(orders: Cli) -> None:
     )
     assert found["config"]["reader_timeout_seconds"] == 5 and found["config"]["retention"] == "MANUAL"
     assert "max_processing_seconds=none" in orders.ok("group", "describe", "billing")
+    fields = rg.ReaderGroupConfig.model_fields.keys() - {"streams", "start", "end"}
+    orders.ok("group", "create", "other", "--stream", "shop/orders")
+    shown = orders.ok("group", "describe", "other")
+    assert [field for field in fields if f"{field}=" not in shown] == []
 
 
 def test_a_group_balances_by_load_and_shows_the_loads(orders: Cli) -> None:
