@@ -38,7 +38,8 @@ IsQueue = Annotated[
     bool, typer.Option("--queue", help="STREAM is an event queue: its letters, instead of those in a stream.")
 ]
 Error = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Only letters with this in their error, such as ValueError.")
+    str | None,
+    typer.Option(metavar="TEXT", help="Only letters with this text, in this case, in their error, such as ValueError."),
 ]
 Since = Annotated[
     str | None, typer.Option(metavar="TIME", help=f"Only letters that were set aside since then: {TIME_HELP}.")
@@ -181,6 +182,7 @@ def _work(
 ) -> None:
     if names and any(value is not None for value in filters.values()):
         raise WrongUsage("name letters, or use options to select them, but not both")
+    others = 0  # the pending letters, if none of them matches
     with session(context).connect() as client:
         letters = _letters(client, stream, is_queue)
         pointers = [_pointer(client, stream, is_queue, each) for each in names or ()]
@@ -188,6 +190,8 @@ def _work(
             pending = len({each.pointer for each in map(letters.show, pointers) if each.status == "pending"})
         else:
             pending = sum(1 for _ in letters.list(**filters))
+            if not pending and filters["limit"] != 0:
+                others = sum(1 for _ in letters.list())
         call: Callable[..., int] = letters.replay if what == "replay" else letters.discard
         if pending or names:
             if pending:
@@ -198,7 +202,8 @@ def _work(
     if as_json:
         print_json({"stream": stream, done: pending})
     else:
-        say(f"{stream}: {count(pending, 'dead letter')} {done}")
+        more = f"; none of {count(others, 'pending letter')} matches" if others else ""
+        say(f"{stream}: {count(pending, 'dead letter')} {done}{more}")
 
 
 @contextmanager

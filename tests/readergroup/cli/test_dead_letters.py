@@ -72,6 +72,8 @@ def test_a_letter_is_shown_and_replayed_by_its_name(letters: Letters) -> None:
 
 
 def test_letters_are_replayed_and_discarded_by_filters(letters: Letters) -> None:
+    shown = letters.ok("dead-letters", "replay", DEAD, "--error", "valueerror")
+    assert shown == "shop/dead: 0 dead letters replayed; none of 6 pending letters matches\n"
     found = json.loads(letters.ok("dead-letters", "replay", DEAD, "--error", "ValueError", "--yes", "--json"))
     assert found == {"stream": DEAD, "replayed": 3}
     assert letters.ok("dead-letters", "discard", DEAD, "--yes") == "shop/dead: 3 dead letters discarded\n"
