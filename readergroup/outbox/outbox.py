@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 from pydantic import BaseModel, ConfigDict
 
 from synchronizer import InvalidArgumentError, LeaderElection, ReaderGroupError, StateSynchronizer
-from synchronizer.arguments import check_duration, check_type
+from synchronizer.arguments import check_duration
 
 from ..client import Client
 from ..streams.config import check_stream_name
@@ -109,7 +109,12 @@ class Outbox(Generic[T]):
         table: str = DEFAULT_TABLE,
         stuck_after_seconds: float = 60.0,
     ) -> None:
-        check_type(client, Client, "client")
+        if not isinstance(client, Client):
+            found = client if isinstance(client, type) else type(client)
+            raise InvalidArgumentError(
+                "an outbox takes a client of readergroup.connect, also in an asyncio application",
+                found=f"{found.__module__}.{found.__qualname__}",
+            )
         check_duration(stuck_after_seconds, "stuck_after_seconds", above_zero=True, finite=True)
         self._client = client
         self._connect = opener(engine_or_connect)

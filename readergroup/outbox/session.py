@@ -11,11 +11,16 @@ from synchronizer import InvalidArgumentError, StoreUnavailableError, Unsupporte
 
 from ..sql.connections import SqlConnection, wrap
 from ..sql.databases import SingleConnection, open_database
-from ..sql.drivers import commits_each_statement
+from ..sql.drivers import commits_each_statement, is_instance
 
 
 def in_transaction(connection: object) -> SqlConnection:
     """Return the user's connection, to run statements in its transaction. Refuse one that has none."""
+    if is_instance(connection, "sqlalchemy.ext.asyncio", "AsyncSession", "AsyncConnection"):
+        raise InvalidArgumentError(
+            "an outbox does not await; call await session.run_sync(lambda session: outbox.write(session, ...))",
+            found=type(connection).__name__,
+        )
     wrapped = wrap(connection)
     if commits_each_statement(wrapped.of_driver):
         raise InvalidArgumentError(

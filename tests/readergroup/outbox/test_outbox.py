@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 import readergroup as rg
+from readergroup import aio
 from readergroup.outbox.table import DEFAULT_TABLE
 from readergroup.sql.connections import wrap
 from synchronizer.stores.forking import forks_wait
@@ -554,6 +555,28 @@ def test_listeners_hear_of_events_that_no_relay_moves(client: rg.Client, kind: s
 
 
 # ---------------------------------------------------------------------- bad input
+
+
+def test_an_asyncio_application_is_told_how_to_use_an_outbox(client: rg.Client, tmp_path: Path) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    async def run() -> None:
+        async with aio.connect("memory://") as other:
+            with pytest.raises(rg.InvalidArgumentError, match=r"readergroup\.connect.*readergroup\.aio"):
+                rg.Outbox(other, lambda: sqlite3.connect(tmp_path / "app.db"))  # type: ignore[call-overload]
+        outbox = rg.Outbox(client, lambda: sqlite3.connect(tmp_path / "app.db"))
+        outbox.create_table()
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/app.db")
+        async with AsyncSession(engine) as session, engine.connect() as connection:
+            for refused in (session, connection):
+                with pytest.raises(rg.InvalidArgumentError, match="run_sync"):
+                    outbox.write(refused, STREAM, b"1")
+            await session.run_sync(lambda session: outbox.write(session, STREAM, b"1"))
+            await session.commit()
+        await engine.dispose()
+        assert outbox.lag().events == 1
+
+    asyncio.run(run())
 
 
 @each_kind
