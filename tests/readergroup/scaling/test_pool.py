@@ -701,7 +701,7 @@ def test_an_event_counts_only_when_its_dead_letter_is_stored(store_url: str, dia
         diary.note(event)
 
     store.before = no_room_for_the_dead
-    with store, rg.Client(store, timeout=0.1) as client:
+    with store, rg.Client(store, timeout=0.5) as client:
         client.streams.create(STREAM)
         client.streams.create(DEAD)
         group = client.groups.create("billing", streams=[STREAM])
