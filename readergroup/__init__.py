@@ -265,8 +265,8 @@ _MODULES = {
         "EventTooLargeError ReaderGroupExistsError ReaderNotInGroupError SinkBehindError StreamBeingCopiedError "
         "StreamExistsError WorkerError"
     ),
-    ".group.lag": "GroupLag SegmentLag",
     ".group.distribution": "Distribution",
+    ".group.lag": "GroupLag SegmentLag",
     ".group.lag_notifier": "LagNotification",
     ".group.model.checkpoint": "Checkpoint",
     ".group.model.config": "ReaderGroupConfig",

@@ -58,7 +58,7 @@ def check_takes(call: Callable[..., object], name: str, arguments: str, *, advic
     Args:
         call: The callable.
         name: The argument that it was passed as, for the error.
-        arguments: The names of what it is called with, separated by commas.
+        arguments: The names of these arguments with commas between them, such as "event, connection".
         advice: What else to do about it, for the error.
         **facts: Values for the error.
     """

@@ -17,6 +17,7 @@ from synchronizer.arguments import check_count, check_duration
 from ..streams.config import SegmentId
 from .lag import GroupLag
 from .model.state import ReaderGroupState
+from .updater import is_of_another_stream
 
 #: A group has caught up when its lag is at most this part of each threshold.
 CAUGHT_UP: Final = 0.5
@@ -119,7 +120,7 @@ class LagNotifier(PollingNotifier[ReaderGroupState, LagNotification]):
         try:
             lag = self._lag()
         except NotFoundError as error:
-            if "stream" in error.facts:  # created again under the group, whose lag is unknown
+            if is_of_another_stream(error):  # the lag of the group is unknown
                 raise
             lag = GroupLag(segments={})
         self._measured = _Measured(lag, self.synchronizer.clock.time())

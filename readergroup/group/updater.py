@@ -17,6 +17,7 @@ from synchronizer import (
     Deadline,
     NotFoundError,
     Proposal,
+    ReaderGroupError,
     Revision,
     StateSynchronizer,
     StateTooLargeError,
@@ -420,6 +421,11 @@ def check_same_stream(metadata: StreamState, incarnation: str) -> None:
             "the stream was deleted and created again; delete the group and create it for the new stream",
             stream=metadata.name,
         )
+
+
+def is_of_another_stream(error: ReaderGroupError) -> bool:
+    """Return whether the error is that of `check_same_stream`, and not that the group was deleted."""
+    return isinstance(error, NotFoundError) and "stream" in error.facts
 
 
 def _removal(

@@ -20,6 +20,7 @@ from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.timing import observe_interval
 from synchronizer.threads.background import BackgroundThread
 
+from ..group.updater import is_of_another_stream
 from ..telemetry.logs import LogAbout
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaled_group import ScaledGroup
@@ -121,7 +122,7 @@ class Autoscaling:
         try:
             return None if self._closed else self._step()
         except NotFoundError as error:
-            if "stream" in error.facts:  # created again: the group may still leave it
+            if is_of_another_stream(error):  # the group may still leave it
                 raise
             self._is_deleted = True
             self._logger.info("autoscaling of %s ends: %s", self._group.name, error)

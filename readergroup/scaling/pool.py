@@ -476,11 +476,12 @@ class ReaderPool(Generic[T]):
             with ExitStack() as ending:  # ends every worker, even if an interrupt hits while ending another
                 patience = f" within {timeout:.3g} s" if deadline.passed else ", and the drain was interrupted"
                 for worker in self._workers:
-                    is_process = isinstance(worker, ProcessWorker)
                     self._logger.warning(
                         "worker %s did not finish%s; it %s, and others take over its segments",
                         *(worker.reader_id, patience),
-                        "is terminated" if is_process else "leaves the group before its handler returns",
+                        "is terminated"
+                        if isinstance(worker, ProcessWorker)
+                        else "leaves the group before its handler returns",
                         extra=_of(worker),
                     )
                     if isinstance(worker, ProcessWorker):

@@ -18,6 +18,7 @@ from synchronizer.liveness.keeper import Keeper
 
 from ..aio.calls import News, wait_until_set
 from ..client import Client
+from ..group.updater import is_of_another_stream
 from ..outbox.outbox import Outbox
 from .audience import Audience
 from .flow import FlowMeter, WriteMeter
@@ -176,7 +177,7 @@ class Sampler:
                 try:
                     groups[name] = self._group(name)
                 except ReaderGroupError as failed:
-                    if isinstance(failed, NotFoundError) and "stream" not in failed.facts:  # deleted meanwhile
+                    if isinstance(failed, NotFoundError) and not is_of_another_stream(failed):  # deleted meanwhile
                         continue
                     if failed.retryable or isinstance(failed, ClosedError):
                         raise  # the store is away: do not wait for it once per group

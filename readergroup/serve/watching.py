@@ -20,6 +20,7 @@ from synchronizer.threads.flag import Flag
 
 from ..aio.calls import News
 from ..group.model.state import ReaderGroupState
+from ..group.updater import is_of_another_stream
 from ..group.words import words
 from ..scaling.autoscale import ROLE
 from .audience import Audience
@@ -147,7 +148,7 @@ class GroupWatch:
         except ClosedError:
             raise
         except ReaderGroupError as error:
-            if isinstance(error, NotFoundError) and "stream" not in error.facts:
+            if isinstance(error, NotFoundError) and not is_of_another_stream(error):
                 self.deleted = True
                 return None
             text = self._sampler.count(error)
