@@ -215,7 +215,7 @@ class Retention(DuePolicies):
                 if self.groups is not None:
                     self.groups().note_skipped(group, state.cut(decision.head))
             state = self._truncate(state, decision.head, deadline)
-        history = history.since(_first_needed(state, history)).thinned(now)
+        history = history.thinned(now)
         # Lost to another process that applies the policy now, whose history is as good.
         self._replace_history(state.name, stored, history.encode())
         with self._lock:
@@ -236,8 +236,29 @@ class Retention(DuePolicies):
             grown = _size(state, each.newest.offsets, lengths)
             end = {number: lengths[number] for number in state.current}
             sample = Sample(self._clock.time(), each.newest.written + grown, Map(end))
-            return each.with_sample(sample), grown
+            return self._from_head(state, each.with_sample(sample), deadline), grown
         raise NotFoundError("the stream was deleted meanwhile", stream=state.name)
+
+    def _from_head(self, state: StreamState, history: History, deadline: Deadline) -> History:
+        """Return the history from the head on, without the bytes that are deleted.
+
+        The head may be before a sample in one segment and after it in another, where all groups are further.
+        """
+        if history.samples[0].offsets == state.head:
+            return history
+        newest = history.newest
+        lengths = {**self._lengths(state, state.head, deadline), **newest.offsets}
+        samples = history.samples[_last_before_head(state, history) :]
+        try:
+            cuts = [state.later(state.head, each.offsets) for each in samples]
+        except InvalidArgumentError:  # a head that was set by hand and that no reader can reach
+            samples, cuts = (samples[0]._replace(at=float("-inf")), newest), [state.head, newest.offsets]
+        return history._replace(
+            samples=tuple(
+                Sample(each.at, newest.written - _size(state, cut, lengths), cut)
+                for each, cut in zip(samples, cuts, strict=True)
+            )
+        )
 
     def _lengths(self, state: StreamState, start: Offsets, deadline: Deadline) -> Mapping[int, int]:
         return self._data.lengths(state, state.reachable(start), deadline)
@@ -245,18 +266,14 @@ class Retention(DuePolicies):
     def _filled(self, state: StreamState, history: History, found: Gap, deadline: Deadline) -> History | None:
         """Return the history with a sample at the limit in the gap, as the data itself shows it; None if it cannot."""
         before, after = found.before, found.after
-        if not _is_known(state, before):
-            return None
-        start = state.later(state.head, before.offsets)
         lengths = self._lengths(state, before.offsets, deadline)
         end = before.written + _size(state, before.offsets, lengths)
         if found.at is not None:
             backoff = self._metadata.backoff(deadline)
             cut, at = offsets_at(self._store, state, int(found.at * 1_000_000), backoff), found.at
         else:
-            size = found.written - (end - _size(state, start, lengths))
-            cut, at = self._advanced(state, start, max(0, size), deadline), after.at
-        cut = state.earlier(state.later(cut, start), after.offsets)
+            cut, at = self._advanced(state, before.offsets, found.written - before.written, deadline), after.at
+        cut = state.earlier(state.later(cut, before.offsets), after.offsets)
         written = end - _size(state, cut, lengths)
         if found.at is None and not before.written < written < after.written:
             return None
@@ -304,8 +321,8 @@ def _consumed(state: StreamState, cuts: Sequence[StreamCut]) -> Offsets:
         return state.head
 
 
-def _first_needed(state: StreamState, history: History) -> int:
-    """Return the index of the last sample that is not behind the head."""
+def _last_before_head(state: StreamState, history: History) -> int:
+    """Return the index of the last sample that is nowhere behind the head; 0 if each is behind it somewhere."""
     first = 0
     for index, sample in enumerate(history.samples):
         if _is_known(state, sample) and not state.offsets_precede(sample.offsets, state.head):

@@ -26,7 +26,7 @@ class Sample(NamedTuple):
 
     #: Everything before the cut was written by then, in seconds since 1970. Unknown, minus infinity, at the beginning.
     at: float
-    #: The bytes before the cut, counted from the first sample of the history.
+    #: The bytes before the cut, counted from a place before the history. What is deleted counts in no difference.
     written: int
     #: The offsets of the cut, by number of segment.
     offsets: Mapping[int, int]
@@ -69,10 +69,6 @@ class History(NamedTuple):
         """Add a sample of earlier."""
         at = self.samples.index(before)
         return self._replace(samples=(*self.samples[:at], sample, *self.samples[at:]))
-
-    def since(self, first: int) -> Self:
-        """Return the history from this sample on, by its index."""
-        return self._replace(samples=self.samples[first:])
 
     def thinned(self, now: float) -> Self:
         """Return the history with the samples that its precision requires, and in at most `MAX_BYTES`."""

@@ -11,6 +11,7 @@ import pytest
 import readergroup as rg
 from readergroup.streams.retention import applying
 from readergroup.streams.retention.applying import REGISTRY
+from readergroup.streams.routing import key_position
 from synchronizer import AttributeChange, Deadline, ManualClock, open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.waiting import until
@@ -277,6 +278,57 @@ def test_a_group_of_a_bounded_range_holds_nothing_when_it_is_done(client: rg.Cli
     read(steady, 60)
     client.streams.retain(STREAM)
     assert left(client) == []
+
+
+@pytest.mark.parametrize("dry_runs", [0, 1])
+def test_what_is_deleted_in_the_segments_where_groups_are_ahead_counts_toward_no_limit(
+    client: rg.Client, clock: ManualClock, dry_runs: int
+) -> None:
+    policy = rg.RetentionPolicy(max_bytes=100_000, consumed_by="subscribers")
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2), retention=policy)
+    group = client.groups.create("billing", streams=[STREAM], retention="AT_LAST_COMMIT")
+
+    def fill(segment: int, kilobytes: int) -> rg.StreamCut:
+        state = client.streams.fetch_state(STREAM)
+        key = next(key for key in map(str, range(100)) if state.routes.segment_at(key_position(key)) == segment)
+        with client.writer(STREAM) as writer:
+            for _ in range(0, kilobytes, 5):
+                writer.write(b"x" * 5000, routing_key=key)
+                writer.flush()
+        clock.advance(3600)
+        client.streams.retain(STREAM)
+        return client.streams.info(STREAM).tail
+
+    early = fill(1, 5)
+    fill(1, 15)
+    fill(0, 10)
+    late = fill(0, 60)
+    slow = late.model_copy(update={"offsets": {**late.offsets, f"{STREAM}/1": early.offsets[f"{STREAM}/1"]}})
+    group.reset({STREAM: slow})
+    for _ in range(dry_runs):
+        client.streams.retain(STREAM, dry_run=True)
+    stored = client.streams.retain(STREAM).kept_bytes
+    assert stored < 20_000
+    fill(1, 60)
+    kept = client.streams.retain(STREAM).kept_bytes
+    assert kept > stored + 60_000, "a limit that is not reached has deleted unread events"
+    write(client, 0, 40)
+    assert 70_000 < client.streams.retain(STREAM).kept_bytes <= 100_000
+
+
+def test_a_head_that_no_reader_reaches_stops_no_policy(client: rg.Client, clock: ManualClock) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2), retention=rg.RetentionPolicy(max_bytes=50_000))
+    start = client.streams.info(STREAM).tail
+    for change in ({"merge": [0, 1]}, {"split": [2]}):
+        write(client, 0, 20)
+        client.streams.retain(STREAM)
+        clock.advance(3600)
+        client.streams.scale(STREAM, **change)  # type: ignore[arg-type]
+    offsets = {f"{STREAM}/0": start.offsets[f"{STREAM}/0"], f"{STREAM}/4": 0}  # 4 follows 2, which follows 0
+    client.streams.truncate(STREAM, start.model_copy(update={"offsets": offsets}))
+    write(client, 40, 140)
+    report = client.streams.retain(STREAM)
+    assert report.reason == "max_bytes" and 35_000 < report.kept_bytes <= 50_000
 
 
 def test_events_are_kept_from_the_last_checkpoint_on(client: rg.Client) -> None:
