@@ -289,7 +289,10 @@ class Retention(DuePolicies):
             if size < available or not state.segments[min(old)].successors:
                 break
             size -= available
+            passed = cut.keys()
             cut = with_successors(state, {**cut, **{number: lengths[number] for number in old}}, old)
+            if cut.keys() == passed:  # a cut that no reader reaches has passed the successors in other segments
+                return cut
         for number in old:
             length, offset = lengths[number], cut[number]
             cut[number] = next_boundary(
