@@ -65,6 +65,8 @@ from .soak_processes import (
 
 MIN_SEGMENTS: Final = 2
 MAX_SEGMENTS: Final = 6
+#: How often a process that has not been handed anything yet is left alone when it is to be killed.
+PATIENCE_KILLS: Final = 10
 END_SECONDS: Final = 120.0
 LONGEST_SECONDS: Final = 24 * 3600.0
 MIB: Final = 1024 * 1024
@@ -198,6 +200,7 @@ class Soak:
         self._host = host
         self._began = time.monotonic()
         self._behind = 0
+        self._handed_to_victims, self._patience = 0, PATIENCE_KILLS
         pace = setting.pace
         policy = rg.RetentionPolicy(max_bytes=pace.max_bytes) if pace.max_bytes else None
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(MIN_SEGMENTS), retention=policy)
@@ -303,6 +306,11 @@ class Soak:
         self._note("listeners")
 
     def _kill_and_replace(self) -> None:
+        handed = self.ledger.handed["victim"]
+        if handed == self._handed_to_victims and self._patience > 0:  # on a busy machine it has hardly started
+            self._patience -= 1
+            return
+        self._handed_to_victims, self._patience = handed, PATIENCE_KILLS
         process, connection = self._victim
         _kill(process)
         self._processes.remove(process)

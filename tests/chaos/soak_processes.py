@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -381,6 +381,8 @@ class Ledger:
     def __init__(self) -> None:
         self.delivered = 0
         self.repeated = 0
+        #: How many of them each source was handed.
+        self.handed: Counter[str] = Counter()
         #: What should not have happened; the first few.
         self.faults: list[str] = []
         self._stored: dict[str, int] = {}
@@ -400,6 +402,7 @@ class Ledger:
                 if first > self._next[key]:
                     self._fault(f"{key}: {first} came and {self._next[key]} did not, in {segment} to {source}")
                 self.delivered += last - first + 1
+                self.handed[source] += last - first + 1
                 self.repeated += max(0, min(self._next[key], last + 1) - first)
                 self._next[key] = max(self._next[key], last + 1)
                 self._assignments[source, key] = (segment, token, last + 1)
@@ -412,12 +415,6 @@ class Ledger:
         """Per key that lacks events: how many were delivered, without a hole, and how many stored."""
         with self._lock:
             return {key: (self._next[key], count) for key, count in self._stored.items() if self._next[key] < count}
-
-    @property
-    def sources(self) -> set[str]:
-        """Those who were handed something."""
-        with self._lock:
-            return {source for source, _ in self._assignments}
 
     @property
     def number_stored(self) -> int:

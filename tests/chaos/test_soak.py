@@ -33,7 +33,7 @@ def has_done_everything(running: Soak) -> bool:
     did = {"splits": 1, "merges": 1, "truncations": 3, "kills": 2, "listeners": 4, "notifications": 1}
     return (
         running.ledger.delivered >= 500
-        and running.ledger.sources >= {"steady", "guest", "victim", "pool", "asyncio"}
+        and running.ledger.handed.keys() >= {"steady", "guest", "victim", "pool", "asyncio"}
         and all(running.done[what] >= count for what, count in did.items())
         and all(any(measure.endswith(name) for measure in running.series) for name in ALLOWANCES)
         # Some of what was retired is forgotten already: more names were used than there are.
