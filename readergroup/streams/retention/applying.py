@@ -248,15 +248,15 @@ class Retention(DuePolicies):
             return history
         newest = history.newest
         lengths = {**self._lengths(state, state.head, deadline), **newest.offsets}
-        samples = history.samples[_last_before_head(state, history) :]
+        first, *later = history.samples[_last_before_head(state, history) :]
         try:
-            cuts = [state.later(state.head, each.offsets) for each in samples]
+            cuts = [state.later(state.head, each.offsets) for each in later]
         except InvalidArgumentError:  # a head that was set by hand and that no reader can reach
-            samples, cuts = (samples[0]._replace(at=float("-inf")), newest), [state.head, newest.offsets]
+            later, cuts = [newest], [newest.offsets]
         return history._replace(
             samples=tuple(
                 Sample(each.at, newest.written - _size(state, cut, lengths), cut)
-                for each, cut in zip(samples, cuts, strict=True)
+                for each, cut in zip([first, *later], [state.head, *cuts], strict=True)
             )
         )
 

@@ -192,6 +192,25 @@ def test_a_truncation_by_hand_goes_together_with_a_policy(client: rg.Client, clo
     assert 40 <= len(left(client)) <= 50
 
 
+def test_a_history_that_begins_with_forgotten_segments_is_used_from_the_head_on(
+    client: rg.Client, clock: ManualClock
+) -> None:
+    client.streams.create(STREAM, retention=rg.RetentionPolicy(max_bytes=50_000))
+    write(client, 0, 10)
+    client.streams.scale(STREAM, split=[0])
+    head = client.streams.info(STREAM).tail
+    write(client, 10, 20)
+    client.streams.retain(STREAM)
+    client.streams.truncate(STREAM, head)
+    clock.advance(3 * 86_400)
+    client.streams.truncate(STREAM, head)
+    assert 0 not in client.streams.fetch_state(STREAM).segments
+    assert client.streams.retain(STREAM).reason is None
+    write(client, 20, 120)
+    client.streams.retain(STREAM)
+    assert 40 <= len(left(client)) <= 50
+
+
 # ---------------------------------------------------------------------- groups
 
 
@@ -319,11 +338,11 @@ def test_what_is_deleted_in_the_segments_where_groups_are_ahead_counts_toward_no
 def test_a_head_that_no_reader_reaches_stops_no_policy(client: rg.Client, clock: ManualClock) -> None:
     client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2), retention=rg.RetentionPolicy(max_bytes=50_000))
     start = client.streams.info(STREAM).tail
-    for change in ({"merge": [0, 1]}, {"split": [2]}):
+    for merge, split in (([0, 1], None), (None, [2])):
         write(client, 0, 20)
         client.streams.retain(STREAM)
         clock.advance(3600)
-        client.streams.scale(STREAM, **change)  # type: ignore[arg-type]
+        client.streams.scale(STREAM, merge=merge, split=split)
     offsets = {f"{STREAM}/0": start.offsets[f"{STREAM}/0"], f"{STREAM}/4": 0}  # 4 follows 2, which follows 0
     client.streams.truncate(STREAM, start.model_copy(update={"offsets": offsets}))
     for end in (50, 70, 90, 110, 130):
