@@ -81,7 +81,7 @@ class DataSegments:
         if not isinstance(place, StreamCut):
             raise InvalidArgumentError(f"{argument} must be a StreamCut, 'head' or 'tail'", place=place)
         backoff = self._metadata.backoff(deadline)
-        for number, offset in state.check_cut(place).items():
+        for number, offset in state.check_reachable(place).items():
             backoff.retry(partial(check_offset, self._store, state.segment(number), state.incarnation, offset))
         return place
 

@@ -392,7 +392,8 @@ class StreamManager:
             timeout: Seconds to wait for the store.
 
         Raises:
-            InvalidArgumentError: The cut belongs to another stream, has gaps, or lies inside an event.
+            InvalidArgumentError: The cut belongs to another stream, has gaps, lies inside an event, or has a segment
+                together with one of its successors.
         """
         check_type(cut, StreamCut, "cut")
         deadline = self.metadata.deadline(timeout)

@@ -189,6 +189,19 @@ class StreamState(State):
         self._check_offsets(offsets)
         return offsets
 
+    def check_reachable(self, cut: StreamCut) -> Mapping[int, int]:
+        """Return what `check_cut` does. Raise also if no reader can be there, at a segment and at its successor."""
+        offsets = self.check_cut(cut)
+        later = self.reachable(number for each in offsets for number in self.segments[each].successors)
+        if too_early := offsets.keys() & later:
+            raise InvalidArgumentError(
+                "a cut cannot have a segment together with one of its successors; use a cut of the stream's info, "
+                "of a group or of a checkpoint",
+                cut=str(cut),
+                successors=", ".join(map(self.segment, sorted(too_early))),
+            )
+        return offsets
+
     def _check_offsets(self, offsets: Mapping[int, int]) -> None:
         at = 0.0
         for keys in sorted((self._record(number).keys for number in offsets), key=lambda keys: keys.low):

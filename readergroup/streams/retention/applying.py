@@ -249,10 +249,7 @@ class Retention(DuePolicies):
         newest = history.newest
         lengths = {**self._lengths(state, state.head, deadline), **newest.offsets}
         first, *later = history.samples[_last_before_head(state, history) :]
-        try:
-            cuts = [state.later(state.head, each.offsets) for each in later]
-        except InvalidArgumentError:  # a head that was set by hand and that no reader can reach
-            later, cuts = [newest], [newest.offsets]
+        cuts = [state.later(state.head, each.offsets) for each in later]
         return history._replace(
             samples=tuple(
                 Sample(each.at, newest.written - _size(state, cut, lengths), cut)
@@ -289,10 +286,7 @@ class Retention(DuePolicies):
             if size < available or not state.segments[min(old)].successors:
                 break
             size -= available
-            passed = cut.keys()
             cut = with_successors(state, {**cut, **{number: lengths[number] for number in old}}, old)
-            if cut.keys() == passed:  # a cut that no reader reaches has passed the successors in other segments
-                return cut
         for number in old:
             length, offset = lengths[number], cut[number]
             cut[number] = next_boundary(

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Final, Literal, NamedTuple
 
-from synchronizer import InvalidArgumentError
-
 from ..config import RetentionPolicy
 from ..state import StreamState
 from .history import PRECISION, History, Sample
@@ -104,10 +102,7 @@ def _consumed(
     if policy.min_bytes is not None:
         large = [each for each in history.samples if history.newest.written - each.written >= policy.min_bytes]
         bounds += [each.offsets for each in large[-1:] or history.samples[:1]]
-    try:
-        return reduce(state.earlier, bounds)
-    except InvalidArgumentError:  # a cut that was set by hand and that no reader can reach
-        return None
+    return reduce(state.earlier, bounds)
 
 
 def _covers(state: StreamState, cut: Offsets, other: Offsets) -> bool:

@@ -273,6 +273,20 @@ def test_a_truncation_at_a_cut_that_cannot_be_is_refused_before_anything_is_writ
     assert contents(streams.store) == before
 
 
+def test_a_cut_with_a_segment_and_its_successor_is_no_place_to_truncate_or_to_start_at(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    streams.scale(NAME, merge=[0, 1])
+    streams.scale(NAME, split=[2])
+    before = contents(streams.store)
+    for ours, others in ((0, 4), (1, 3)):  # a reader gets to 3 and 4 after 2, and there after 0 and 1
+        cut = StreamCut(stream=NAME, offsets={SegmentId(f"{NAME}/{number}"): 0 for number in (ours, others)})
+        with pytest.raises(InvalidArgumentError, match="together with one of its successors"):
+            streams.truncate(NAME, cut)
+        with pytest.raises(InvalidArgumentError, match="together with one of its successors"):
+            streams.resolve(streams.fetch_state(NAME), cut)
+    assert contents(streams.store) == before
+
+
 def test_a_closed_manager_refuses(streams: StreamManager) -> None:
     streams.create(NAME)
     streams.close()

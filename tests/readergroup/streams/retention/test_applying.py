@@ -335,22 +335,6 @@ def test_what_is_deleted_in_the_segments_where_groups_are_ahead_counts_toward_no
     assert 70_000 < client.streams.retain(STREAM).kept_bytes <= 100_000
 
 
-def test_a_head_that_no_reader_reaches_stops_no_policy(client: rg.Client, clock: ManualClock) -> None:
-    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2), retention=rg.RetentionPolicy(max_bytes=50_000))
-    start = client.streams.info(STREAM).tail
-    for merge, split in (([0, 1], None), (None, [2])):
-        write(client, 0, 20)
-        client.streams.retain(STREAM)
-        clock.advance(3600)
-        client.streams.scale(STREAM, merge=merge, split=split)
-    offsets = {f"{STREAM}/0": start.offsets[f"{STREAM}/0"], f"{STREAM}/4": 0}  # 4 follows 2, which follows 0
-    client.streams.truncate(STREAM, start.model_copy(update={"offsets": offsets}))
-    for end in (50, 70, 90, 110, 130):
-        write(client, 40, end)
-        kept = client.streams.retain(STREAM).kept_bytes
-    assert 35_000 < kept <= 50_000
-
-
 def test_events_are_kept_from_the_last_checkpoint_on(client: rg.Client) -> None:
     client.streams.create(STREAM, retention=rg.RetentionPolicy(consumed_by="subscribers"))
     group = client.groups.create("billing", streams=[STREAM], retention="AT_LAST_CHECKPOINT")

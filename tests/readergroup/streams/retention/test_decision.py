@@ -105,18 +105,6 @@ def test_groups_in_different_epochs_keep_what_either_needs() -> None:
     assert decision is not None and dict(decision.head) == {0: 50, 1: 100}
 
 
-def test_a_cut_that_no_reader_reaches_counts_as_not_consumed() -> None:
-    state = stream(2)
-    state = state.merge([0, 1]).apply_to(state, AT)
-    state = PublishScale(epoch=1).apply_to(state, AT)
-    state = state.split([2]).apply_to(state, AT)
-    state = PublishScale(epoch=2).apply_to(state, AT)
-    policy = RetentionPolicy(consumed_by="subscribers")
-    impossible = {"a": {0: 50, 4: 10}, "b": {2: 7}}  # segment 4 follows 2, which follows 0
-    samples = History("a1", (Sample(0, 0, state.head), Sample(1, 300, Map({3: 1, 4: 1}))))
-    assert decide(policy, state, samples, 1, impossible) is None
-
-
 def test_gaps_are_where_a_limit_would_miss_by_much() -> None:
     coarse = history((float("-inf"), 0), (100 * DAY, 10_000))
     found = gap(RetentionPolicy(max_bytes=1000), coarse, 100 * DAY)
