@@ -59,6 +59,19 @@ def losing_an_executor(java: None, tmp_path_factory: pytest.TempPathFactory) -> 
         shutil.rmtree(Path(pyspark.__file__).parent / "work", ignore_errors=True)
 
 
+def test_a_driver_that_is_killed_in_a_commit_is_continued_exactly(
+    spark: SparkSession, postgres_url: str, tmp_path: Path
+) -> None:
+    with writing(postgres_url) as client:
+        assert is_killed("sink_driver", postgres_url, tmp_path / "checkpoint", "between", 1)
+        assert not (tmp_path / "checkpoint" / "commits" / "1").exists()
+        for stream in (STREAM, TARGET):
+            client.streams.scale(stream, split=[0])
+        write(client, range(400, 500))
+    assert_written_once(spark, postgres_url, tmp_path, 500)
+
+
+@pytest.mark.broad
 def test_killed_drivers_are_continued_exactly(spark: SparkSession, postgres_url: str, tmp_path: Path) -> None:
     """In a task, in the commit of a batch, and after it, while the streams of both sides are scaled."""
     commits = tmp_path / "checkpoint" / "commits"
