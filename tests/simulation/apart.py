@@ -5,13 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Final
 
 from tests.places import ROOT
-
-#: Where virtual time passes, nothing depends on how fast that goes: so much these processes give way to tests that
-#: run at the same time, which wait and measure in real time.
-_NICENESS: Final = "10"
 
 
 def run_apart(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -19,6 +14,6 @@ def run_apart(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
     It has a process of its own, because the order in which sets are iterated is part of what a seed decides.
     """
-    command = ["nice", "-n", _NICENESS, sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)

