@@ -439,7 +439,7 @@ class Reader(Generic[T]):
         self._member.has_news = True
         is_away = is_store_unavailable(error) or isinstance(error, StoreFullError)  # else only a race was lost
         if is_away and not self._is_cut_off:
-            self._logger.warning("reader %s waits for the store: %s", self.reader_id, error)
+            self._logger.warning("reader %s waits, and tries again: %s", self.reader_id, error)
         self._is_cut_off = is_away
         self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
 

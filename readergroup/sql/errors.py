@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -13,6 +14,11 @@ _PASSING_STATES: Final = frozenset({
 _PASSING_CLASSES: Final = ("08",)
 #: Errors of SQLite: busy, locked, full.
 _PASSING_CODES: Final = frozenset({5, 6, 13})
+#: What a server says that refuses a connection until somebody changes something. libpq passes the text on, and no code.
+_REFUSED: Final = re.compile(
+    r'(database|role) "[^"]*" does not exist|authentication failed for user|no password supplied'
+    r"|no pg_hba\.conf entry|is not permitted to log in|permission denied for database"
+)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -58,6 +64,8 @@ def _is_passing(error: BaseException) -> bool:
     names = {each.__name__ for each in type(error).__mro__}
     if driver in ("psycopg_pool", "sqlalchemy"):
         return bool(names & {"PoolTimeout", "TimeoutError"})
-    return driver in ("psycopg", "psycopg2", "pg8000", "asyncpg") and bool(
-        names & {"OperationalError", "InterfaceError"}
+    return (
+        driver in ("psycopg", "psycopg2", "pg8000", "asyncpg")
+        and bool(names & {"OperationalError", "InterfaceError"})
+        and not _REFUSED.search(str(error))
     )

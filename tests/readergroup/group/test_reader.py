@@ -431,8 +431,8 @@ def test_a_reader_logs_once_that_it_waits_for_the_store(world: World, caplog: py
         store.before = fail
         assert reader.read(timeout=LONG)
     assert not failures
-    told = [record.message for record in caplog.records if "waits for the store" in record.message]
-    assert told == ["reader r1 waits for the store: the store does not answer"]
+    told = [record.message for record in caplog.records if "waits, and tries again" in record.message]
+    assert told == ["reader r1 waits, and tries again: the store does not answer"]
 
 
 # ---------------------------------------------------------------------- callbacks

@@ -17,6 +17,7 @@ from readergroup.sinks import SqlSink
 from tests.readergroup.sinks.conftest import STREAM, write
 from tests.readergroup.sinks.databases import ASYNCHRONOUS, ApplicationDatabase
 from tests.seeds import some_and_broad
+from tests.servers.postgres import GUARDED_ROLE
 
 #: The connections of a pool belong to the loop that opens it, and a worker has its own.
 ON_ANY_LOOP = [kind for kind in ASYNCHRONOUS if kind != "psycopg-async-pool"]
@@ -151,6 +152,49 @@ def test_a_connection_that_is_lost_before_the_tables_are_created_is_replaced(
     sink = SqlSink(lambda: _LostConnection.connect(database.url))
     group.pool(lambda event, connection: database.store(connection, event), sink=sink).run()
     database.check(expected)
+
+
+@pytest.mark.parametrize("database", ["psycopg-function", "sqlalchemy-psycopg"], indirect=True)
+@pytest.mark.parametrize("wrong", ["user=nobody", "dbname=nowhere", f"user={GUARDED_ROLE}&password=wrong"])
+def test_a_database_that_refuses_the_connection_ends_the_pool(
+    database: ApplicationDatabase, client: rg.Client, wrong: str
+) -> None:
+    write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    database.url += f"?{wrong}"
+    with pytest.raises(Exception, match="does not exist|authentication failed"):
+        group.pool(lambda event, connection: None, sink=SqlSink(database.given())).run()
+
+
+@pytest.mark.parametrize("async_database", ["sqlalchemy-psycopg-async", "psycopg-async-function"], indirect=True)
+def test_an_asynchronous_database_that_refuses_the_connection_ends_the_pool(
+    async_database: ApplicationDatabase, client: rg.Client
+) -> None:
+    async def handle(event: rg.Event[bytes], connection: Any) -> None: ...
+
+    write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    async_database.url += "?dbname=nowhere"
+    with pytest.raises(Exception, match="does not exist"):
+        group.pool(handle, sink=SqlSink(async_database.given()), concurrency=4).run()
+
+
+@pytest.mark.parametrize("database", ["psycopg-function"], indirect=True)
+def test_a_pool_waits_for_a_server_that_is_away_and_says_so_once(
+    database: ApplicationDatabase, client: rg.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    ports = iter([9, 9, 9])
+
+    def connect() -> psycopg.Connection[Any]:
+        return psycopg.connect(database.url, **({} if (port := next(ports, None)) is None else {"port": port}))
+
+    group.pool(lambda event, connection: database.store(connection, event), sink=SqlSink(connect)).run()
+    database.check(expected)
+    told = [each for each in caplog.records if each.levelname == "WARNING" and "tries again" in each.getMessage()]
+    assert len(told) == 1 and "the sink's database does not answer" in told[0].getMessage()
+    assert "Connection refused" in told[0].getMessage()
 
 
 @pytest.mark.parametrize("database", FEW, indirect=True)
