@@ -16,6 +16,7 @@ from typer.models import CommandInfo
 
 from synchronizer import ReaderGroupError
 
+from .escaping import printable
 from .screen import say
 from .session import Commands, Session
 
@@ -69,6 +70,9 @@ class _Words(logging.Formatter):
     """Log expected store errors on one line; show tracebacks only for unexpected ones."""
 
     def format(self, record: logging.LogRecord) -> str:
+        return printable(self._format(record))
+
+    def _format(self, record: logging.LogRecord) -> str:
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, (ReaderGroupError, OSError)):
             return super().format(record)

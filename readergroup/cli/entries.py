@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import synchronizer
 from synchronizer import ReaderGroupError
 
-from .screen import count
+from .escaping import printable
+from .screen import as_printed, count
 from .session import Failed
 
 if TYPE_CHECKING:
@@ -38,13 +40,13 @@ class Entries:
         self._entries = entries
 
     def get_all(self) -> str:
-        return "\n".join(f"{key} = {shown(value)}" for key, value in self._entries.items()) or "there are no entries"
+        return "\n".join(starmap(_line, self._entries.items())) or "there are no entries"
 
     def get(self, key: str) -> str:
         if key not in self._entries:
             raise Failed(f"there is no key {key}")
         value = self._entries[key]
-        return value if isinstance(value, str) else as_json(value)
+        return as_printed(value) if isinstance(value, str) else as_json(value)
 
     def put(self, key: str, value: str) -> str:
         self._entries.put(key, read(value))
@@ -96,7 +98,11 @@ class Entries:
             return " ".join(str(error).split())
 
     def _told(self, key: str) -> str:
-        return f"{key} = {shown(self._entries[key])}" if key in self._entries else f"there is no key {key}"
+        return _line(key, self._entries[key]) if key in self._entries else f"there is no key {key}"
+
+
+def _line(key: str, value: object) -> str:
+    return f"{printable(key)} = {shown(value)}"
 
 
 def read(word: str) -> object:
@@ -117,7 +123,7 @@ def shown(value: object) -> str:
 
 
 def as_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=repr)
+    return printable(json.dumps(value, ensure_ascii=False, default=repr))
 
 
 def _expected(current: str | None) -> Any:

@@ -22,6 +22,7 @@ from synchronizer.extras import install_hint
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
 from ..streams.data.moments import microseconds_of, time_of
 from .records import ImportedRecord, Records, Sink
+from .screen import json_text
 from .session import Failed, WrongUsage
 
 
@@ -106,7 +107,7 @@ def _line(data: bytes, routing_key: str | None, headers: Headers, written_at: in
     if event_time is not None:
         line["event_time"] = time_of(event_time).isoformat()
     # Half of a surrogate pair is not valid text, but has an escape.
-    return json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    return json_text(line).encode(errors="backslashreplace") + b"\n"
 
 
 def _data_field(data: bytes) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -13,8 +12,9 @@ import typer
 
 import readergroup as rg
 
+from .escaping import printable
 from .places import PLACE_HELP, events_between, place_of
-from .screen import count, progress, stdout_may_end_on_a_terminal, warn
+from .screen import count, json_text, progress, stdout_may_end_on_a_terminal, warn
 from .session import Interruption, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import Name
 
@@ -50,7 +50,8 @@ def read(
 
     With --from or --to instead of --group: all events in between, about in the order of writing; no group moves.
     Other readers of the group share the events with this one. Printed events count as read when the command continues
-    or ends, also with Ctrl-C; the next reader of the group continues from there.
+    or ends, also with Ctrl-C; the next reader of the group continues from there. On a terminal, control characters are
+    printed as escapes.
     """
     if (group is None) == (start is end is None):
         raise WrongUsage("use either --group NAME, or --from and --to to read without a group")
@@ -137,7 +138,10 @@ def _nothing_left(reader: rg.Reader[bytes], group: rg.ReaderGroup) -> bool:
 
 
 def _raw_line(event: rg.Event[bytes]) -> bytes:
-    return event.raw + b"\n"
+    data = event.raw
+    if sys.stdout.isatty():
+        data = printable(data.decode(errors="backslashreplace")).encode()
+    return data + b"\n"
 
 
 def json_line(event: rg.Event[bytes]) -> bytes:
@@ -158,7 +162,7 @@ def json_line(event: rg.Event[bytes]) -> bytes:
         found["data"] = event.raw.decode()
     except UnicodeDecodeError:
         found["data_base64"] = _base64(event.raw)
-    return json.dumps(found, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    return json_text(found).encode(errors="backslashreplace") + b"\n"
 
 
 def _base64(value: bytes) -> str:

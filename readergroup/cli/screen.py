@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from .escaping import printable
+
 if TYPE_CHECKING:  # each function loads what it prints with
     from rich.console import Console
     from rich.progress import ProgressColumn
@@ -41,7 +43,13 @@ def warn(text: str) -> None:
     _print(f"readergroup: {text}", stderr=True)
 
 
+def as_printed(text: str) -> str:
+    """Return data as standard output takes it: as it is in a pipe or a file, and `printable` on a terminal."""
+    return printable(text) if sys.stdout.isatty() else text
+
+
 def _print(what: str | Table, *, stderr: bool = False) -> None:
+    what = printable(what) if isinstance(what, str) else what
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
         _console(stderr=stderr).print(what)
@@ -51,7 +59,12 @@ def _print(what: str | Table, *, stderr: bool = False) -> None:
 
 def print_json(value: object) -> None:
     """Print one JSON document on one line, with models in their JSON form."""
-    print(json.dumps(value, default=_json_form, ensure_ascii=False, separators=(", ", ": ")))
+    print(json_text(value))
+
+
+def json_text(value: object) -> str:
+    """Return the JSON document that `print_json` prints."""
+    return printable(json.dumps(value, default=_json_form, ensure_ascii=False))
 
 
 def _json_form(value: object) -> Any:

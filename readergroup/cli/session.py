@@ -22,6 +22,7 @@ import readergroup as rg
 from synchronizer import NotFoundError, ReaderGroupError, SegmentStore, open_store
 from synchronizer.threads.background import BackgroundThread
 
+from .escaping import printable
 from .exit_codes import INTERRUPTED, USAGE_ERROR
 from .screen import warn
 
@@ -150,7 +151,7 @@ def _fail(message: str, exit_code: int) -> int:
     if not message:  # a command line without arguments has printed the help already
         return exit_code
     try:
-        print(f"readergroup: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(f"readergroup: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
     except OSError as error:
         if error.errno != errno.EPIPE:
             raise

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from .escaping import printable
+
 if TYPE_CHECKING:  # a pipe needs none of it
     from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -39,7 +41,7 @@ class Table:
             else:
                 made.add_column(column, overflow="fold")
         for row in self._rows:
-            made.add_row(*row)
+            made.add_row(*map(printable, row))
         yield made
 
     def __str__(self) -> str:
@@ -59,7 +61,7 @@ class Table:
 
 
 def _on_one_line(cell: str) -> str:
-    return " ".join(cell.splitlines())
+    return printable(" ".join(cell.splitlines()))
 
 
 def _width_of(rows: Iterable[Iterable[str]]) -> Callable[[str], int]:

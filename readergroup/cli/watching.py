@@ -11,6 +11,7 @@ import typer
 import readergroup as rg
 from synchronizer import ReaderGroupError
 
+from .escaping import printable
 from .groups import Name, lag_table
 from .screen import count, out, print_json, size
 from .session import ended_by_signal, session
@@ -140,12 +141,12 @@ def _picture(group: rg.ReaderGroup, leases: LeaseObserver, rates: _Rates) -> Ren
         read = rates.look(lag, group.synchronizer.clock.monotonic())
         silent = _silent(group, leases)
     except ReaderGroupError as error:
-        return str(error)
+        return printable(str(error))
     from rich.console import Group
 
     readers = count(group.state.number_of_readers, "reader")
     without = f" (lease expired: {', '.join(silent)})" if silent else ""
-    return Group("", lag_table(lag, read), f"\n{group.name}: {readers}{without}, {behind(lag)}")
+    return Group("", lag_table(lag, read), f"\n{group.name}: {readers}{printable(without)}, {behind(lag)}")
 
 
 def _silent(group: rg.ReaderGroup, leases: LeaseObserver) -> list[str]:
@@ -168,7 +169,7 @@ def behind(lag: rg.GroupLag | rg.LagSample | rg.LagNotification) -> str:
 def line_of(notification: rg.Notification) -> str:
     """Return a notification on one line, for people."""
     at = notification.seen_at.astimezone().strftime("%H:%M:%S")
-    return f"{at}  {words(notification)}{gap_words(notification)}"
+    return f"{at}  {printable(words(notification))}{gap_words(notification)}"
 
 
 def gap_words(notification: rg.Notification) -> str:

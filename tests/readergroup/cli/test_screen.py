@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Final
+
 import pytest
 
+import readergroup as rg
 from readergroup.cli import screen, tables
+from readergroup.cli.app import _Words
+from synchronizer.recipes.collections.shared_config import ConfigEntries
+from tests.readergroup.cli.test_commands import Cli
+
+STREAM: Final = "shop/orders"
+#: It gives a terminal a title, changes its colour, and writes over the line.
+HOSTILE: Final = "a\x1b]0;title\x07b\x9b31mc\x7fd\re"
+ESCAPED: Final = r"a\u001b]0;title\u0007b\u009b31mc\u007fd\u000de"
+CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @pytest.mark.parametrize("rows", [[], [("a", "5", "open")], [("shop/orders", "10,000", "sealed"), ("日本", "1", "")]])
@@ -35,3 +51,72 @@ def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     screen.say(tables.Table(":key:", rows=[(":smile: [bold]",)]))
     screen.out().print(tables.Table(":key:", rows=[(":smile: [bold]",)]))
     assert capsys.readouterr().out.count(":smile: [bold]") == 3
+
+
+def test_control_characters_are_printed_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    table = tables.Table("key", "data", rows=[("a", HOSTILE.removesuffix("\re"))])
+    for show in (screen.say, screen.out().print):
+        show(table)
+        assert ESCAPED.removesuffix(r"\u000de") in capsys.readouterr().out
+    screen.say(f"{HOSTILE}\tx\ny")
+    screen.warn(HOSTILE)
+    assert capsys.readouterr() == (f"{ESCAPED}\tx\ny\n", f"readergroup: {ESCAPED}\n")
+    screen.print_json({"key": HOSTILE})
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {"key": HOSTILE} and not CONTROLS.search(printed)
+    assert _Words().format(logging.makeLogRecord({"msg": HOSTILE})) == ESCAPED
+
+
+def _fill(url: str) -> None:
+    """Put control characters where a writer can put them: names of streams, groups and readers have none."""
+    with rg.connect(url) as client:
+        client.streams.create(STREAM, tags={"team": HOSTILE})
+        with client.writer(STREAM) as writer:
+            writer.write(HOSTILE.encode(), HOSTILE, {HOSTILE: HOSTILE.encode()})
+        client.streams.create("shop/dead")
+        with client.writer("shop/dead", serializer=rg.PydanticSerializer(rg.DeadLetter)) as letters:
+            pointer = rg.EventPointer(rg.SegmentId("shop/orders/0"), "a1", 0)
+            letter = rg.DeadLetter(data=HOSTILE.encode(), pointer=pointer, error=HOSTILE, attempts=1)
+            letters.write(letter, HOSTILE, {HOSTILE: HOSTILE.encode()})
+        client.shared_map("prices", str)[HOSTILE] = HOSTILE
+        with ConfigEntries(client.store, "demo") as entries:
+            entries.put(HOSTILE, HOSTILE)
+            entries.put("key", HOSTILE)
+
+
+COMMANDS: Final = (
+    "dead-letters list shop/dead",
+    "dead-letters list shop/dead --json",
+    "dead-letters show shop/dead 0:0",
+    "dead-letters show shop/dead 0:0 --json",
+    "peek shop/orders",
+    "peek shop/orders --json",
+    "read shop/orders --from head --json",
+    "stream export shop/orders",
+    "stream info shop/orders",
+    "stream info shop/orders --json",
+    "state show map/prices",
+    "state show map/prices --json",
+    "state history map/prices",
+    "state history map/prices --json",
+    "config get-all demo",
+    "config get-all demo --json",
+    "config get demo key --json",
+)
+
+
+def test_no_command_prints_control_characters_of_a_writer(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    _fill(cli.url)
+    for command in COMMANDS:
+        printed = cli.ok(*command.split())
+        assert r"a\u001b]0;title\u0007b" in printed, command
+        assert not CONTROLS.search(printed), command
+
+
+@pytest.mark.parametrize("command", ["read shop/orders --from head", "config get demo key"])
+def test_data_is_printed_as_it_is_except_on_a_terminal(tmp_path: Path, command: str) -> None:
+    cli = Cli(tmp_path)
+    _fill(cli.url)
+    assert cli.ok(*command.split()) == f"{HOSTILE}\n"
+    assert ESCAPED in cli.on_terminal(*command.split())[1]
