@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from synchronizer import InvalidArgumentError, SegmentStore, open_store
+from synchronizer.arguments import check_items
 from synchronizer.clock import is_manual
 from synchronizer.testing import (
     FailingStore,
@@ -252,9 +253,11 @@ def make_batch(
         fencing_token: The fencing token of the owner.
         event_times: When each event happened, with a timezone. Default: none.
     """
+    check_items(data, Sequence, "data")
     if not data:
         raise InvalidArgumentError("a batch has at least one event")
     for name, values in (("routing_keys", routing_keys), ("headers", headers), ("event_times", event_times)):
+        check_items(values, Sequence, name, or_none=True)
         if values is not None and len(values) != len(data):
             raise InvalidArgumentError(
                 "there must be a value for each event", of=name, events=len(data), values=len(values)

@@ -7,6 +7,7 @@ call. Comparisons with NaN are false, and True counts as 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Final
 
@@ -23,6 +24,20 @@ def check_type(value: object, kind: type, name: str, *, or_none: bool = False) -
     raise InvalidArgumentError(
         f"{name} must be {article} {kind.__name__}{' or None' * or_none}", found=type_name(value)
     )
+
+
+def check_items(values: object, kind: type, name: str, *, or_none: bool = False) -> None:
+    """Raise `InvalidArgumentError` if ``values`` is no ``kind`` of items, such as an Iterable, but a single value.
+
+    Python would take the letters of a text, the numbers of bytes and the keys of a mapping for the items.
+    """
+    if values is None and or_none:
+        return
+    if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or not isinstance(values, kind):
+        raise InvalidArgumentError(
+            f"{name} must be a list or another {kind.__name__}{', or None' * or_none}; put a single value into a list",
+            found=type_name(values),
+        )
 
 
 def type_name(value: object) -> str:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from .arguments import check_class, check_count, check_duration, check_type
+from .arguments import check_class, check_count, check_duration, check_items, check_type
 from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
@@ -87,7 +87,7 @@ class StateSynchronizer(Generic[S]):
     ) -> None:
         check_type(store, SegmentStore, "store")
         check_type(name, str, "name")
-        check_type(updates, Iterable, "updates")
+        check_items(updates, Iterable, "updates")
         check_type(rng, random.Random, "rng", or_none=True)
         check_duration(timeout, "timeout")
         check_count(state_limit_bytes, "state_limit_bytes")

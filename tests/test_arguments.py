@@ -44,8 +44,9 @@ import readergroup as rg
 import synchronizer
 from readergroup.group.manager import ReaderGroupManager
 from readergroup.streams.manager import StreamManager
+from readergroup.testing import make_batch
 from synchronizer import ANY, InvalidArgumentError
-from synchronizer.arguments import check_class, check_count, check_duration, check_type
+from synchronizer.arguments import check_class, check_count, check_duration, check_items, check_type
 from synchronizer.configuration import Configuration
 
 STREAM = "shop/orders"
@@ -61,6 +62,8 @@ NOT_ARGUMENTS = {
 }  # fmt: skip
 #: For a parameter of another type. Some are falsy, so that no default takes their place.
 WRONG = (5, 0, object(), b"\xff", "a b\n", "", [5], [], {5: 5}, None, BaseModel)
+#: What holds several values: no text, bytes or mapping, of which Python takes the letters, numbers or keys.
+SEVERAL = (collections.abc.Collection, collections.abc.Iterable, collections.abc.Sequence)
 #: Results, and what only a test moves.
 NOT_CALLED_BY_APPLICATIONS = (
     synchronizer.DeadEvent, synchronizer.HandlingLatency, synchronizer.Guarantees, synchronizer.ManualClock,
@@ -344,7 +347,7 @@ def fits(value: object, hint: Any) -> bool:
         return value is kind
     if kind is float:
         return isinstance(value, int | float)
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (kind in SEVERAL and isinstance(value, str | bytes | Mapping)):
         return False
     if arguments and isinstance(value, Mapping) and issubclass(kind, Mapping):
         return all(fits(key, arguments[0]) and fits(each, arguments[1]) for key, each in value.items())
@@ -491,6 +494,17 @@ def test_the_error_for_a_wrong_type_tells_types_and_no_values() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^event must be an Event or None: found='the class Event'$"):
         check_type(rg.Event, rg.Event, "event", or_none=True)
     check_type(None, str, "url", or_none=True)
+
+
+@pytest.mark.parametrize("one", ["text", b"bytes", bytearray(b"bytes"), memoryview(b"bytes"), {b"event": 1}])
+def test_one_value_is_not_taken_for_several(world: World, one: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="events must be a list .* put a single value into a list"):
+        world.client.event_queue("queue").add_many(one)
+    with pytest.raises(InvalidArgumentError, match="data must be a list .* put a single value into a list"):
+        make_batch(one)
+    for several in (["a"], ("a",), {"a"}, (each for each in "a"), {"a": 1}.keys(), range(1)):
+        check_items(several, Iterable, "names")
+    check_items(None, Iterable, "names", or_none=True)
 
 
 def test_a_class_is_not_taken_for_its_instance_nor_an_instance_for_its_class() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from synchronizer import Deadline, InvalidArgumentError, NotFoundError, SegmentStore, TruncatedError
-from synchronizer.arguments import check_count, check_type
+from synchronizer.arguments import check_count, check_items, check_type
 from synchronizer.threads.loading import loading
 
 from ..streams.config import StreamCut, number_of
@@ -177,8 +177,8 @@ class BatchClient:
             ends: Where to stop in each stream; None for the tail. Default: the tail of each.
             timeout: Seconds to wait for the store. Default: the client's.
         """
-        check_type(starts, Sequence, "starts")
-        check_type(ends, Sequence, "ends", or_none=True)
+        check_items(starts, Sequence, "starts")
+        check_items(ends, Sequence, "ends", or_none=True)
         for start in starts:
             check_type(start, StreamCut, "each of starts")
         for end in ends or ():

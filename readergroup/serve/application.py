@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from synchronizer import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError, SealedError
-from synchronizer.arguments import check_duration, check_type
+from synchronizer.arguments import check_duration, check_items, check_type
 
 from ..aio.calls import Threads
 from ..client import Client
@@ -346,8 +346,7 @@ def app(
     check_type(allow_writes, bool, "allow_writes")
     check_type(outbox, Outbox, "outbox", or_none=True)
     check_duration(sample_interval_seconds, "sample_interval_seconds", above_zero=True, finite=True)
-    if isinstance(hosts, str):
-        raise InvalidArgumentError("hosts must be a collection of names", hosts=hosts)
+    check_items(hosts, Collection, "hosts", or_none=True)
     if registry is not None and not callable(getattr(registry, "collect", None)):
         raise InvalidArgumentError("registry must be a CollectorRegistry of prometheus_client")
     if token is not None:

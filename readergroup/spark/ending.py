@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Final, Protocol
 
 from synchronizer import Deadline
-from synchronizer.arguments import check_type
+from synchronizer.arguments import check_items, check_type
 from synchronizer.threads.flag import Flag
 
 from ..client import Client
@@ -43,6 +43,7 @@ def stop_at_end(query: _Query, client: Client, streams: Collection[str], *, time
         NotFoundError: One of the streams does not exist.
     """
     check_type(client, Client, "client")
+    check_items(streams, Collection, "streams")
     deadline, never = Deadline(client.clock, timeout), Flag()
     while not all(client.streams.info(stream).sealed for stream in streams):
         if not query.isActive:

@@ -27,7 +27,7 @@ from synchronizer import (
     UnknownUpdateError,
     Update,
 )
-from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.arguments import check_count, check_duration, check_items, check_type
 from synchronizer.clock import clock_or_system
 from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.store import MAX_CREATED
@@ -199,9 +199,7 @@ class StreamManager:
         Raises:
             StreamExistsError: One of them exists with another config, or as an incomplete copy.
         """
-        if isinstance(names, str):
-            raise InvalidArgumentError("names must be a collection of names, not one name", names=names)
-        check_type(names, Iterable, "names")
+        check_items(names, Iterable, "names")
         config, wanted = _config(scaling, retention, tags), [check_stream_name(name) for name in names]
         different = list(dict.fromkeys(wanted))
         at_once = max(1, min(_STREAMS_AT_ONCE, MAX_CREATED // (config.scaling.segments + 1)))
@@ -300,13 +298,13 @@ class StreamManager:
         if into != 2 and split is None:
             raise InvalidArgumentError("into is for split", stream=name, into=into)
         for which, numbers in (("split", split), ("merge", merge)):
-            check_type(numbers, Sequence, which, or_none=True)
+            check_items(numbers, Sequence, which, or_none=True)
             for number in numbers or ():
                 check_count(number, f"each item of {which}", at_least=0)
 
         keys = [at] if isinstance(at, str) else at
         for which, each in (("at", keys), ("ranges", ranges)):
-            check_type(each, Sequence, which, or_none=True)
+            check_items(each, Sequence, which, or_none=True)
             if each is not None and not each:
                 raise InvalidArgumentError(f"{which} must not be empty", stream=name)
         for key in keys or ():

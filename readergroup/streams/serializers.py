@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgpack
 from pydantic import BaseModel
 
 from synchronizer import InvalidArgumentError
-from synchronizer.arguments import type_name
+from synchronizer.arguments import check_items, type_name
 from synchronizer.callables import check_callable, check_returned
 
 T = TypeVar("T")
@@ -154,14 +154,6 @@ def check_takes_bytes(serializer: Serializer[Any]) -> None:
         )
 
 
-def check_list(values: object, name: str) -> None:
-    """Refuse what is one value: iterating over it would give its letters, bytes or keys."""
-    if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or not isinstance(values, Iterable):
-        raise InvalidArgumentError(
-            f"{name} must be a list or another iterable; put a single value into a list", found=type(values).__name__
-        )
-
-
 def checked_lists(
     events: Iterable[T],
     routing_keys: Iterable[str | None] | None,
@@ -169,9 +161,10 @@ def checked_lists(
     dumps: Callable[[T], bytes],
 ) -> tuple[Sequence[bytes], Sequence[str | None] | None]:
     """Return the bytes of the events, and their routing keys. ``dumps`` is that of the serializer, checked."""
-    check_list(events, "events")
-    if routing_keys is not None:
-        check_list(routing_keys, "routing_keys")
+    check_items(events, Iterable, "events")
+    check_items(routing_keys, Iterable, "routing_keys", or_none=True)
+    if isinstance(routing_keys, set | frozenset):
+        raise InvalidArgumentError("routing_keys must be in the order of the events, and a set has none; pass a list")
     values: Sequence[Any] = list(events)  # copied: the caller may change it while the call waits
     keys = None if routing_keys is None else list(routing_keys)
     if not keeps_bytes(serializer) or set(map(type, values)) - {bytes}:

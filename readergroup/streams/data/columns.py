@@ -8,7 +8,7 @@ from itertools import accumulate, chain
 from typing import Any, Final
 
 from synchronizer import InvalidArgumentError, UnsupportedError
-from synchronizer.arguments import check_type
+from synchronizer.arguments import check_items
 from synchronizer.extras import install_hint
 
 from ..config import SegmentId, number_of, stream_of
@@ -53,7 +53,7 @@ def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
     Raises:
         InvalidArgumentError: A column is unknown or named twice, or there is none.
     """
-    check_type(columns, Sequence, "columns", or_none=True)
+    check_items(columns, Sequence, "columns", or_none=True)
     columns = DEFAULT_COLUMNS if columns is None else columns
     unknown = [column for column in columns if column not in _TYPES]
     if unknown or not columns or len(set(columns)) != len(columns):

@@ -32,7 +32,7 @@ from synchronizer import (
     UnsupportedError,
     Update,
 )
-from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.arguments import check_count, check_duration, check_items, check_type
 from synchronizer.backoff import Backoff
 from synchronizer.threads.loading import loading
 
@@ -121,7 +121,7 @@ class Transactions:
             StateTooLargeError: There are too many parts or keys. Nothing is committed.
             AlreadyExistsError: This number of the key was committed with another digest. The parts are not dropped.
         """
-        check_type(parts, Iterable, "parts")
+        check_items(parts, Iterable, "parts")
         check_type(digest, str, "digest", or_none=True)
         commit = _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one, digest=digest)
         was_first = commit.run(timeout)

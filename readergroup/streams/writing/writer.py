@@ -48,7 +48,7 @@ from synchronizer import (
     ReaderGroupError,
     SealedError,
 )
-from synchronizer.arguments import check_duration
+from synchronizer.arguments import check_duration, check_items
 from synchronizer.clock import is_manual, wait_on
 from synchronizer.threads.flag import Bell
 from synchronizer.threads.loading import loading
@@ -70,7 +70,7 @@ from ..data.write_batch import (
 from ..event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
 from ..event_time.noting import TimeNotes, check_not_ahead
 from ..manager import StreamManager
-from ..serializers import BytesSerializer, Serializer, check_list, check_takes_bytes, checked_dumps, checked_lists
+from ..serializers import BytesSerializer, Serializer, check_takes_bytes, checked_dumps, checked_lists
 from ..state import StreamState
 from .appending import BatchAppender, Effort
 from .lanes import Lane, Lanes
@@ -307,7 +307,7 @@ class EventWriter(Generic[T]):
             ReaderGroupError: As `write`.
         """
         if type(events) is not list:
-            check_list(events, "events")
+            check_items(events, Iterable, "events")
         headers = checked_headers(headers)
         values = list(events)
         times = self._times_of(values, event_time)

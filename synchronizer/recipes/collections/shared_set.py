@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
-from synchronizer.arguments import check_type
+from synchronizer.arguments import check_items
 from synchronizer.errors import InvalidArgumentError
 from synchronizer.log.entries import Revision
 from synchronizer.log.replica import AppliedUpdate
@@ -137,7 +137,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
     def update(self, *others: Iterable[T], timeout: float | None = None) -> None:
         """Add all these items in one step: no process sees some of them without the others."""
         for other in others:
-            check_type(other, Iterable, "each item of others")
+            check_items(other, Iterable, "each item of others")
         data = {self._encoded(item) for other in others for item in other}
         self._change(lambda items: [AddItem(item=item) for item in sorted(data - items.keys())], timeout)
 

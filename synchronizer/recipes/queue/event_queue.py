@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Self, TypeVar
 
-from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.arguments import check_count, check_duration, check_items, check_type
 from synchronizer.backoff import Backoff
 from synchronizer.clock import Clock, Deadline, clock_or_system
 from synchronizer.errors import DeadlineExceededError, InvalidArgumentError
@@ -89,7 +89,7 @@ class EventQueue:
     def add_many(self, events: Iterable[bytes], *, timeout: float | None = None) -> None:
         """Store several events, all or none. They are handled in order, with no other event between them. See `add`."""
         if type(events) is not list:
-            check_type(events, Iterable, "events")
+            check_items(events, Iterable, "events")
         frames = []
         for event in events:
             if not isinstance(event, bytes):

@@ -258,6 +258,7 @@ def test_beyond_its_limit_a_large_group_has_totals_only(store_url: str, monkeypa
         {"sample_interval_seconds": float("nan")},
         {"sample_interval_seconds": True},
         {"hosts": "localhost"},
+        {"hosts": b"localhost"},
         {"registry": object()},
         {"outbox": object()},
     ],

@@ -54,6 +54,8 @@ def test_a_running_query_ends_with_its_sealed_streams(
     assert not stop_at_end(query, client, [STREAM], timeout=0.1)
     with pytest.raises(rg.NotFoundError):
         stop_at_end(query, client, ["shop/none"])
+    with pytest.raises(rg.InvalidArgumentError, match="put a single value into a list"):
+        stop_at_end(query, client, STREAM)
     assert query.isActive
     with pytest.raises(StreamingQueryException):
         stop_at_end(failing, client, [STREAM], timeout=100)

@@ -332,6 +332,15 @@ def test_a_serializer_derived_from_that_of_bytes_encodes_too(client: rg.Client) 
     assert [event.data for event in events_of(client)] == [b"A", b"B"]
 
 
+def test_keys_in_a_set_are_refused_because_they_have_no_order(client: rg.Client) -> None:
+    with client.writer(STREAM) as writer:
+        for keys in ({"a", "b"}, frozenset("ab")):
+            with pytest.raises(rg.InvalidArgumentError, match="in the order of the events"):
+                writer.write_batch([b"1", b"2"], routing_keys=keys)
+        writer.write_batch([b"1", b"2"], routing_keys={"a": 1, "b": 2}.keys())
+    assert [(event.data, event.routing_key) for event in events_of(client)] == [(b"1", "a"), (b"2", "b")]
+
+
 def test_keys_that_are_no_text_for_utf8_are_kept(client: rg.Client) -> None:
     with client.writer(STREAM) as writer:
         writer.write_batch([b"1", b"2"], routing_keys=["half \ud800", "half \ud800"])
