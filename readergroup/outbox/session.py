@@ -8,17 +8,20 @@ from contextlib import suppress
 from typing import Any
 
 from synchronizer import InvalidArgumentError, StoreUnavailableError, UnsupportedError
+from synchronizer.callables import is_async
 
 from ..sql.connections import SqlConnection, wrap
 from ..sql.databases import SingleConnection, open_database
-from ..sql.drivers import commits_each_statement, is_instance
+from ..sql.drivers import commits_each_statement
 
 
 def in_transaction(connection: object) -> SqlConnection:
     """Return the user's connection, to run statements in its transaction. Refuse one that has none."""
-    if is_instance(connection, "sqlalchemy.ext.asyncio", "AsyncSession", "AsyncConnection"):
+    if is_async(getattr(connection, "commit", None)):
         raise InvalidArgumentError(
-            "an outbox does not await; call await session.run_sync(lambda session: outbox.write(session, ...))",
+            "the connection is asynchronous, and an outbox does not await; with SQLAlchemy, call await "
+            "session.run_sync(lambda session: outbox.write(session, ...)); with a driver alone, run the transaction on "
+            "a synchronous connection, in asyncio.to_thread",
             found=type(connection).__name__,
         )
     wrapped = wrap(connection)

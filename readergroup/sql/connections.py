@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from synchronizer import InvalidArgumentError
-from synchronizer.callables import is_async
 from synchronizer.stores.forking import forks_wait
 
 from .drivers import (
@@ -349,8 +348,6 @@ def wrap(connection: Any) -> SqlConnection:
     if is_instance(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
         return DjangoConnection(connection)
     if callable(getattr(connection, "cursor", None)) and callable(getattr(connection, "commit", None)):
-        if is_async(connection.commit):
-            raise InvalidArgumentError("the connection is asynchronous; use the asynchronous form of this call")
         return DbApiConnection(connection)
     raise InvalidArgumentError(
         "a connection must be one of a DB-API driver, of SQLAlchemy or of Django", found=type(connection).__name__

@@ -558,7 +558,10 @@ def test_listeners_hear_of_events_that_no_relay_moves(client: rg.Client, kind: s
 
 
 def test_an_asyncio_application_is_told_how_to_use_an_outbox(client: rg.Client, tmp_path: Path) -> None:
+    import aiosqlite
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    unconnected = psycopg.AsyncConnection[Any](psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=9"))
 
     async def run() -> None:
         async with aio.connect("memory://") as other:
@@ -568,9 +571,10 @@ def test_an_asyncio_application_is_told_how_to_use_an_outbox(client: rg.Client, 
         outbox.create_table()
         engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/app.db")
         async with AsyncSession(engine) as session, engine.connect() as connection:
-            for refused in (session, connection):
-                with pytest.raises(rg.InvalidArgumentError, match="run_sync"):
-                    outbox.write(refused, STREAM, b"1")
+            async with aiosqlite.connect(tmp_path / "app.db") as of_driver:
+                for refused in (session, connection, of_driver, unconnected):
+                    with pytest.raises(rg.InvalidArgumentError, match=r"asynchronous.*run_sync.*to_thread"):
+                        outbox.write(refused, STREAM, b"1")
             await session.run_sync(lambda session: outbox.write(session, STREAM, b"1"))
             await session.commit()
         await engine.dispose()
