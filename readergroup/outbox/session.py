@@ -99,15 +99,15 @@ def opener(engine_or_connect: Any) -> Callable[[], Session]:
     It takes what a sink takes, but no single connection, and nothing asynchronous.
     """
     database = open_database(engine_or_connect)
+    if isinstance(database, SingleConnection):
+        raise InvalidArgumentError(
+            "an outbox opens connections of its own, which block; pass a synchronous engine of SQLAlchemy, a pool of "
+            "psycopg, an alias of Django, or a function that connects",
+            found=type(engine_or_connect).__name__,
+        )
     if database.is_async:
         raise UnsupportedError(
             "an asynchronous engine, pool or function cannot open connections for an outbox; pass a synchronous one",
-            found=type(engine_or_connect).__name__,
-        )
-    if isinstance(database, SingleConnection):
-        raise InvalidArgumentError(
-            "an outbox opens connections of its own; pass an engine of SQLAlchemy, a pool of psycopg, an alias of "
-            "Django, or a function that connects",
             found=type(engine_or_connect).__name__,
         )
     return lambda: Session(database.connect())

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from synchronizer import InvalidArgumentError, ReaderGroupError
 from synchronizer.arguments import check_duration, check_type
+from synchronizer.callables import is_async
 
 from ..errors import EventStoredError
 from ..group.assigned_segments import Claimed
@@ -126,6 +127,12 @@ class SqlSink:
                 `reset_async`.
         """
         self.check_blocks()
+        if is_async(group.reset):
+            raise InvalidArgumentError(
+                "the group is one of readergroup.aio, whose calls are awaited; pass a group of readergroup.connect, or "
+                "call await sink.reset_async(group, to) on a sink with an asynchronous database",
+                group=group.name,
+            )
         now(self._reset(group, to, timeout))
 
     async def reset_async(self, group: Any, to: Any, *, timeout: float | None = None) -> None:

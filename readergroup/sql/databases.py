@@ -200,7 +200,9 @@ class _FactoryDatabase(Database):
             if asyncio.iscoroutine(native):
                 native.close()
             raise InvalidArgumentError(
-                "the function must return a new connection of a DB-API driver", found=type(native).__name__
+                "the function must return a new connection of a DB-API driver, and none that is asynchronous; a sink "
+                "takes an async def too, which returns a psycopg.AsyncConnection",
+                found=type(native).__name__,
             )
         try:
             self._in_call = in_call(dialect_of(native))

@@ -688,6 +688,11 @@ def test_other_connections_and_sources_are_refused(client: rg.Client, tmp_path: 
         rg.Outbox(client, None)
     with pytest.raises(rg.UnsupportedError, match="pass a synchronous one"):
         rg.Outbox(client, create_async_engine("postgresql+psycopg://nowhere/db"))
+    unconnected = psycopg.AsyncConnection[Any](psycopg.pq.PGconn.connect_start(b"host=127.0.0.1 port=9"))
+    with pytest.raises(rg.InvalidArgumentError, match="synchronous engine.* or a function that connects"):
+        rg.Outbox(client, unconnected)
+    with pytest.raises(rg.InvalidArgumentError, match="none that is asynchronous"):
+        rg.Outbox(client, lambda: psycopg.AsyncConnection.connect("postgresql://nowhere/db")).create_table()
     for table in ("", "a b", "a;b", "x" * 60, None, "a.b.c"):
         with pytest.raises(rg.InvalidArgumentError, match="name of an outbox table"):
             rg.Outbox(client, lambda: None, table=table)  # type: ignore[arg-type]

@@ -321,6 +321,17 @@ def test_what_is_no_database_is_refused(given: Any, client: rg.Client) -> None:
         client.groups.create("billing", streams=[STREAM]).pool(_nothing, sink=sink).run()
 
 
+def test_a_group_for_asyncio_is_not_reset_by_a_plain_call() -> None:
+    async def run() -> None:
+        async with aio.connect("memory://") as client:
+            await client.streams.create(STREAM)
+            group = await client.groups.create("billing", streams=[STREAM])
+            with pytest.raises(rg.InvalidArgumentError, match=r"group of readergroup\.connect.*reset_async"):
+                SqlSink(lambda: sqlite3.connect(":memory:")).reset(group, "head")
+
+    asyncio.run(run())
+
+
 def test_an_unknown_database_is_refused() -> None:
     with pytest.raises(rg.UnsupportedError, match="SQLite or PostgreSQL"):
         SqlSink(sqlalchemy.create_mock_engine("mysql://", lambda *_: None).dialect and _MysqlEngine())
