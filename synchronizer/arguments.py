@@ -27,17 +27,20 @@ def check_type(value: object, kind: type, name: str, *, or_none: bool = False) -
 
 
 def check_items(values: object, kind: type, name: str, *, or_none: bool = False) -> None:
-    """Raise `InvalidArgumentError` if ``values`` is no ``kind`` of items, such as an Iterable, but a single value.
-
-    Python would take the letters of a text, the numbers of bytes and the keys of a mapping for the items.
-    """
-    if values is None and or_none:
-        return
-    if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or not isinstance(values, kind):
+    """Raise `InvalidArgumentError` if ``values`` does not hold items, as `holds_items` says."""
+    if not holds_items(values, kind) and not (values is None and or_none):
         raise InvalidArgumentError(
             f"{name} must be a list or another {kind.__name__}{', or None' * or_none}; put a single value into a list",
             found=type_name(values),
         )
+
+
+def holds_items(values: object, kind: type) -> bool:
+    """Return whether ``values`` is a ``kind`` of items, such as an Iterable, and no single value.
+
+    Python would take the letters of a text, the numbers of bytes and the keys of a mapping for the items.
+    """
+    return isinstance(values, kind) and not isinstance(values, str | bytes | bytearray | memoryview | Mapping)
 
 
 def type_name(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -13,7 +13,7 @@ from synchronizer.liveness.lease import lease_attribute, lease_value
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from ..streams.config import stream_of
-from .model.config import ReaderGroupConfig
+from .model.config import ReaderGroupConfig, are_names
 from .model.positions import positions
 from .model.state import ReaderGroupState
 from .model.updates import ConfigureGroup, ConfigureStreams, RecordWeights, StreamStart
@@ -39,7 +39,7 @@ def _changed(before: ReaderGroupConfig, changes: Mapping[str, Any]) -> ReaderGro
     """Return the config with these changes. A start is for added streams; the bounds of removed streams go."""
     fields = {**dict(before), **changes}
     streams, start = fields["streams"], changes.get("start", {})
-    if not isinstance(streams, Collection) or isinstance(streams, str):
+    if not are_names(streams):
         return ReaderGroupConfig(**fields)  # which refuses it
     known = {stream: place for stream, place in before.start.items() if stream in streams}
     if isinstance(start, (str, datetime)):

@@ -81,6 +81,11 @@ def test_one_start_holds_for_all_streams(client: rg.Client) -> None:
         ({"start": datetime(2026, 1, 1)}, "start.shop/orders: a time needs a timezone"),
         ({"start": {STREAM: 5}}, "start.shop/orders: must be 'head', 'tail', a time or a cut, not 5"),
         ({"start": {"shop/other": "tail"}}, "a bound is given for shop/other, which is not one of the streams"),
+        (
+            {"streams": {STREAM: 1}},
+            r"streams: must be a list of names, such as \['shop/orders'\], not {'shop/orders': 1}",
+        ),
+        ({"streams": [[STREAM]], "start": "tail"}, "streams.0: must be a valid string"),
         ({"streams": 5, "start": "tail"}, r"streams: must be a list of names, such as \['shop/orders'\], not 5"),
         ({"reader_timeout_seconds": "x"}, "reader_timeout_seconds: must be a valid number, not 'x'"),
         ({"reader_timeout": 5}, "reader_timeout: there is no field of this name"),

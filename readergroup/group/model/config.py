@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -24,6 +24,7 @@ from pydantic import (
 
 from readergroup.streams.config import StreamCut, check_stream_name
 from synchronizer import Map
+from synchronizer.arguments import holds_items
 from synchronizer.configuration import Configuration
 
 
@@ -31,6 +32,11 @@ def new_reader_id() -> str:
     """Return host, process and a random part, so that no two readers have the same id."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:200]
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def are_names(streams: object) -> TypeGuard[Collection[str]]:
+    """Return whether ``streams`` may be the names of several streams."""
+    return holds_items(streams, Collection) and all(isinstance(each, str) for each in streams)  # type: ignore[attr-defined]
 
 
 MAX_PROCESSING_SECONDS: Final = 300.0
@@ -111,13 +117,13 @@ class ReaderGroupConfig(Configuration):
         """Give a start that is meant for all streams to each of them."""
         if isinstance(fields, Mapping) and isinstance(start := fields.get("start"), (str, datetime)):
             streams = fields.get("streams")
-            return {**fields, "start": dict.fromkeys(streams if isinstance(streams, Collection) else (), start)}
+            return {**fields, "start": dict.fromkeys(streams if are_names(streams) else (), start)}
         return fields
 
     @field_validator("streams", mode="before")
     @classmethod
     def _check_list(cls, streams: object) -> object:
-        if isinstance(streams, str) or not isinstance(streams, Collection):
+        if not holds_items(streams, Collection):
             example = streams if isinstance(streams, str) else "shop/orders"
             raise ValueError(f"must be a list of names, such as [{example!r}]")
         return streams
