@@ -23,9 +23,12 @@ from .connections import (
     run,
 )
 from .drivers import Dialect, dialect_of, django_connection, is_instance, known_dialect
-from .scripts import Script, settled
+from .scripts import Script, now, settled
 
 R = TypeVar("R")
+
+#: How long a connection may take to find out why a pool has none.
+_TRY_SECONDS: Final = 5
 
 
 class Database:
@@ -106,7 +109,13 @@ class _PsycopgPoolDatabase(Database):
 
     async def lend(self) -> Connection:
         self._check_loop()
-        return _of_psycopg(await settled(self._pool.getconn()), is_async=self.is_async)
+        try:
+            native = await settled(self._pool.getconn())
+        except Exception as error:
+            if type(error).__name__ == "PoolTimeout":
+                await self._try_to_connect()
+            raise
+        return _of_psycopg(native, is_async=self.is_async)
 
     async def give_back(self, connection: Connection, *, failed: bool = False) -> None:
         with suppress(Exception):
@@ -114,9 +123,17 @@ class _PsycopgPoolDatabase(Database):
 
     def connect(self) -> Any:
         """Connect as the pool does. A connection of the pool that is kept would be missed by the application."""
+        return now(self._connect())
+
+    async def _connect(self, **defaults: object) -> Any:
         pool = self._pool
-        conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
-        return pool.connection_class.connect(conninfo, **(pool.kwargs or {}))
+        given = [await settled(each() if callable(each) else each) for each in (pool.conninfo, pool.kwargs)]
+        return await settled(pool.connection_class.connect(given[0] or "", **{**defaults, **(given[1] or {})}))
+
+    async def _try_to_connect(self) -> None:
+        """Raise why the pool cannot connect, if it cannot: it says only that it has no connection."""
+        native = await self._connect(connect_timeout=_TRY_SECONDS)
+        await settled(native.close())
 
 
 class SingleConnection(Database):

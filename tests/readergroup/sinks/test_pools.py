@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 import readergroup as rg
 from readergroup import aio
@@ -18,6 +19,7 @@ from tests.readergroup.sinks.conftest import STREAM, write
 from tests.readergroup.sinks.databases import ASYNCHRONOUS, ApplicationDatabase
 from tests.seeds import some_and_broad
 from tests.servers.postgres import GUARDED_ROLE
+from tests.waiting import CallInThread, until
 
 #: The connections of a pool belong to the loop that opens it, and a worker has its own.
 ON_ANY_LOOP = [kind for kind in ASYNCHRONOUS if kind != "psycopg-async-pool"]
@@ -177,6 +179,34 @@ def test_an_asynchronous_database_that_refuses_the_connection_ends_the_pool(
     async_database.url += "?dbname=nowhere"
     with pytest.raises(Exception, match="does not exist"):
         group.pool(handle, sink=SqlSink(async_database.given()), concurrency=4).run()
+
+
+def test_why_a_pool_of_psycopg_cannot_connect_is_raised(database_url: str, client: rg.Client) -> None:
+    write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    options: Any = {"conninfo": f"{database_url}?dbname=nowhere", "min_size": 1, "timeout": 0.5}
+
+    async def lend() -> None:
+        async with AsyncConnectionPool(**options) as pool:
+            await SqlSink(pool).database.lend()
+
+    with ConnectionPool(**options) as pool, pytest.raises(psycopg.OperationalError, match="does not exist"):
+        group.pool(lambda event, connection: None, sink=SqlSink(pool)).run()
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        asyncio.run(lend())
+
+
+def test_a_pool_of_psycopg_without_a_free_connection_is_waited_for(
+    database_url: str, client: rg.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    with ConnectionPool(database_url, min_size=1, max_size=1, timeout=0.2) as pool:
+        taken = pool.getconn()
+        running = CallInThread(lambda: [group.pool(lambda event, connection: None, sink=SqlSink(pool)).run()])
+        until(lambda: "couldn't get a connection" in caplog.text)
+        pool.putconn(taken)
+        assert running.ended() == [None]
 
 
 @pytest.mark.parametrize("database", ["psycopg-function"], indirect=True)
