@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from synchronizer import Clock, Deadline, ReaderGroupError, SegmentStore
+from synchronizer import Clock, Deadline, ReaderGroupError, SegmentStore, StoreUnavailableError
 from synchronizer.arguments import check_duration
 from synchronizer.callables import check_callable
 from synchronizer.clock import growing_pause
@@ -73,6 +73,7 @@ class BackgroundPolling:
         self._not_before = 0.0
         self._stopping = Flag()
         self._wakers: list[threading.Thread] = []
+        self._changing_job = threading.Lock()  # guards the attribute below
         self._remove_job: Callable[[], None] | None = None
 
     def start(self) -> None:
@@ -83,31 +84,45 @@ class BackgroundPolling:
         with loading():
             from .scheduler import SHARED, add_job
 
-        name = f"polls of {self._name}"
-        if self._scheduler is None:
-            self._remove_job = SHARED.add(self._poll_at_interval, interval_seconds=self._interval_seconds, name=name)
-        else:
-            job = add_job(self._scheduler, self._poll_at_interval, interval_seconds=self._interval_seconds, name=name)
-            self._remove_job = job.remove
+        job, scheduler, name = self._poll_at_interval, self._scheduler, f"polls of {self._name}"
+
+        def add() -> Callable[[], None]:
+            if scheduler is None:
+                return SHARED.add(job, interval_seconds=self._interval_seconds, name=name)
+            remove: Callable[[], None] = add_job(
+                scheduler, job, interval_seconds=self._interval_seconds, name=name
+            ).remove
+            return remove
+
         waker = BackgroundThread(
             partial(self._wake, self._stopping),
             name=f"waker of {self._name}",
             clock=self._clock,
             stopping=self._stopping,
         )
+        self._wakers = [each for each in self._wakers if each.is_alive()] + [waker]
         try:
+            _uninterrupted(partial(self._add_job, add, self._stopping), self._name)
             waker.start()
         except BaseException:
             self.stop()
             raise
-        self._wakers = [w for w in self._wakers if w.is_alive()] + [waker]
 
     def stop(self) -> None:
         """Stop soon, without waiting for a running poll. Stopping twice is no error."""
         self._stopping.set()
-        if self._remove_job is not None:
-            self._remove_job()
-            self._remove_job = None
+        _uninterrupted(self._end_job, self._name)
+
+    def _add_job(self, add: Callable[[], Callable[[], None]], stopping: threading.Event) -> None:
+        with self._changing_job:
+            if not stopping.is_set():  # otherwise the start was interrupted
+                self._remove_job = add()
+
+    def _end_job(self) -> None:
+        with self._changing_job:
+            if self._remove_job is not None:
+                self._remove_job()
+                self._remove_job = None
 
     def join(self, timeout: float) -> None:
         """After `stop`: wait up to ``timeout`` seconds for the threads and a running poll.
@@ -119,7 +134,8 @@ class BackgroundPolling:
             return
         deadline = Deadline(self._clock, timeout)
         for waker in self._wakers:
-            waker.join(deadline.remaining())
+            if waker.is_alive():
+                waker.join(deadline.remaining())
         if self._polling.acquire(timeout=deadline.remaining()):
             self._polling.release()
 
@@ -202,3 +218,29 @@ class BackgroundPolling:
                 error,
                 exc_info=error if self._failures == 1 else None,
             )
+
+
+def _uninterrupted(call: Callable[[], None], name: str) -> None:
+    """Make the call where no signal handler interrupts it: APScheduler has locks that would stay locked.
+
+    An interrupt ends the wait for the call, and not the call.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    done, errors = Flag(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    try:
+        BackgroundThread(run, name=f"job of {name}").start()
+    except StoreUnavailableError:  # no thread is available now
+        return call()
+    done.wait()
+    if errors:
+        raise errors[0]

@@ -143,6 +143,7 @@ class DurableListening(Generic[S, N]):
             self._keeper.attempt(self._step)
             return
         try:
+            self._caller.start()
             self._keeper.start()
         except BaseException:
             self._threaded, self._ended = False, True

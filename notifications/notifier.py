@@ -109,7 +109,6 @@ class PollingNotifier(ABC, Generic[S, N]):
 
         self._order = threading.RLock()  # guards the attributes below, and so the order of notifications
         self._feed: TransitionFeed[S] | None = None  # while there are listeners
-        self._subscriptions: list[Subscription[N]] = []
         self._durables: dict[str, DurableListening[S, N]] = {}  # by the attributes of their names
         self._leaving: list[DurableListening[S, N]] = []  # stopped, and perhaps still in a call
         self._durable_failures = 0
@@ -195,15 +194,8 @@ class PollingNotifier(ABC, Generic[S, N]):
         if durable is not None:
             return self._register_durable(listener, durable)
         with self._order, self._following():
-            subscription = self._find(listener)
-            if subscription is None:
-                present = self._present_value()
-                subscription = self._system.register_listener(listener, source=self.source)
-                self._subscriptions.append(subscription)
-                for notification in present:
-                    subscription.put(notification)
+            registered = self._find(listener) or self._subscribed(listener)
         self._system.deliver()
-        registered = subscription
         return lambda: self._unregister(registered)
 
     def listen(self, listener: Callable[[N], R]) -> Callable[[N], R]:
@@ -237,7 +229,6 @@ class PollingNotifier(ABC, Generic[S, N]):
         with self._order:
             for subscription in self._subscriptions:
                 self._system.unregister(subscription)
-            self._subscriptions.clear()
             for attribute, listening in list(self._durables.items()):
                 self._unregister_durable(attribute, listening)
             if self._waiting is not None:
@@ -327,6 +318,15 @@ class PollingNotifier(ABC, Generic[S, N]):
 
     def _tell(self) -> Exception | None:
         """Tell all changes applied since the last call; return the error if `detect` failed. Lock held."""
+        try:
+            return self._tell_drained()
+        except BaseException:  # interrupted: the next call tells what was drained, as one change with a gap
+            if self._feed is not None:
+                self._feed = self.synchronizer.transitions()
+                self._failed = Transition(None, self._state, self._revision)
+            raise
+
+    def _tell_drained(self) -> Exception | None:
         if self._feed is None:
             return None
         error: Exception | None = None
@@ -398,11 +398,11 @@ class PollingNotifier(ABC, Generic[S, N]):
     def _following(self) -> Iterator[None]:
         """Follow the state while the block registers a listener, and first tell all changes applied here."""
         self._check_open()
-        if self._feed is None:
-            self._begin()
-        # An error occurs again in the next poll, which reports it.
-        self._tell()
         try:
+            if self._feed is None:
+                self._begin()
+            # An error occurs again in the next poll, which reports it.
+            self._tell()
             yield
         finally:
             self._end_if_unheard()
@@ -412,18 +412,13 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._drained = self.synchronizer.revision
         self._feed = self.synchronizer.transitions()
         if self._in_background:
-            try:
-                self._polling.start()
-            except BaseException:
-                self._feed.close()
-                self._feed = None
-                raise
+            self._polling.start()
 
     def _end_if_unheard(self) -> None:
         if self._feed is not None and not self._is_heard:
+            self._polling.stop()
             self._feed.close()
             self._feed = None
-            self._polling.stop()
 
     def _present_value(self) -> Sequence[N]:
         if self._state is None:
@@ -432,29 +427,33 @@ class PollingNotifier(ABC, Generic[S, N]):
 
     def _register_durable(self, listener: Listener[N], name: str) -> Callable[[], None]:
         attribute = attribute_of(type(self), name)
-        with self._order, self._following():
-            present = self._durables.get(attribute)
-            if present is not None and present.listener != listener:
-                raise InvalidArgumentError("another listener has this name; unregister it first", name=name)
-            listening = present
-            if listening is None:
-                listening = self._durables[attribute] = DurableListening(
-                    listener,
-                    self.synchronizer,
-                    self._find_out_durably,
-                    attribute=attribute,
-                    timeout_seconds=self._role_timeout_seconds,
-                    thread=self._in_background,
-                    on_failure=self._count_failure,
-                )
-        registered = listening
-        if present is None:
-            try:
+        present = registered = None
+        try:
+            with self._order, self._following():
+                present = self._durables.get(attribute)
+                if present is not None and present.listener != listener:
+                    raise InvalidArgumentError("another listener has this name; unregister it first", name=name)
+                registered = present or self._listening_durably(listener, attribute)
+                self._durables[attribute] = registered
+            if present is None:
                 registered.start()
-            except BaseException:
+        except BaseException:
+            if present is None and registered is not None:
                 self._unregister_durable(attribute, registered)
-                raise
-        return lambda: self._unregister_durable(attribute, registered)
+            raise
+        begun = registered
+        return lambda: self._unregister_durable(attribute, begun)
+
+    def _listening_durably(self, listener: Listener[N], attribute: str) -> DurableListening[S, N]:
+        return DurableListening(
+            listener,
+            self.synchronizer,
+            self._find_out_durably,
+            attribute=attribute,
+            timeout_seconds=self._role_timeout_seconds,
+            thread=self._in_background,
+            on_failure=self._count_failure,
+        )
 
     def _find_out_durably(self, transition: Transition[S], missed: bool) -> Sequence[N]:
         # Another process may have told the state before a gap, which is not known here.
@@ -462,12 +461,12 @@ class PollingNotifier(ABC, Generic[S, N]):
         return self._find_out(before, transition, gap=transition.gap, missed=missed)
 
     def _unregister_durable(self, attribute: str, listening: DurableListening[S, N]) -> None:
+        listening.stop()  # first: an interrupted call can be repeated
         with self._order:
             if self._durables.get(attribute) is listening:
-                del self._durables[attribute]
                 self._leaving = [each for each in self._leaving if not each.ended] + [listening]
+                del self._durables[attribute]
                 self._end_if_unheard()
-        listening.stop()
 
     def _count_failure(self) -> None:
         with self._order:
@@ -483,15 +482,30 @@ class PollingNotifier(ABC, Generic[S, N]):
                     self._waiting.put(notification)
             return self._waiting
 
+    @property
+    def _subscriptions(self) -> Sequence[Subscription[N]]:
+        return self._system.subscriptions
+
+    def _subscribed(self, listener: Listener[N]) -> Subscription[N]:
+        """Register the listener, which hears the present value first. Lock held."""
+        present = self._present_value()
+        try:
+            subscription = self._system.register_listener(listener, source=self.source)
+            for notification in present:
+                subscription.put(notification)
+        except BaseException:  # interrupted: it would hear the changes, but not the present value
+            if (registered := self._find(listener)) is not None:
+                self._system.unregister(registered)
+            raise
+        return subscription
+
     def _find(self, listener: Listener[N]) -> Subscription[N] | None:
         return next((s for s in self._subscriptions if s.listener == listener), None)
 
     def _unregister(self, subscription: Subscription[N]) -> None:
         with self._order:
-            if subscription in self._subscriptions:
-                self._subscriptions.remove(subscription)
-                self._system.unregister(subscription)
-                self._end_if_unheard()
+            self._system.unregister(subscription)
+            self._end_if_unheard()
 
     def _known(self) -> Mapping[str, int]:
         """Return the lengths of the watched segments up to which changes were told."""

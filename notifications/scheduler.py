@@ -12,6 +12,7 @@ from typing import Any, Final
 from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
+from apscheduler.triggers.interval import IntervalTrigger
 
 from synchronizer.threads.background import starting
 
@@ -76,8 +77,7 @@ def add_job(scheduler: BaseScheduler, run: Callable[[], None], *, interval_secon
     """Add a job to the scheduler and return it. Late runs are merged into one, and none is dropped."""
     return scheduler.add_job(
         run,
-        "interval",
-        seconds=interval_seconds,
+        IntervalTrigger(seconds=interval_seconds, timezone=scheduler.timezone),
         name=name,
         coalesce=True,
         max_instances=1,

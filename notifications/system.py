@@ -6,7 +6,7 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
@@ -39,7 +39,7 @@ class Subscription(Generic[N]):
 
     If the listener raises, the error is logged, ``on_failure`` is called, and the next notification follows. A
     coroutine runs on the event loop that was running at the registration. Without ``thread``, `deliver` makes the
-    calls. `NotificationSystem.register_listener` creates it.
+    calls; with it, `start` begins. `NotificationSystem.register_listener` creates it.
     """
 
     def __init__(
@@ -58,6 +58,9 @@ class Subscription(Generic[N]):
         self._abandoned: Future[None] = Future()
         self._calling = threading.Lock()
         self._thread = BackgroundThread(self._run, name=f"listener of {name}") if thread else None
+
+    def start(self) -> None:
+        """Start the thread, if it has one of its own. After an error or an interrupt, close the subscription."""
         if self._thread is not None:
             self._thread.start()
 
@@ -111,7 +114,7 @@ class Subscription(Generic[N]):
     def join(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for a running call and the thread. Return at once inside that call."""
         check_duration(timeout, "timeout")
-        if self._thread is None or self.is_this_thread:
+        if self._thread is None or not self._thread.is_alive() or self.is_this_thread:
             return
         if self.is_this_loop or (self._loop is not None and not self._loop.is_running):
             self.abandon()  # the coroutine cannot continue during the wait
@@ -199,6 +202,11 @@ class NotificationSystem:
         self._leaving: list[Subscription[Any]] = []  # unregistered, and perhaps still in a call
         self._closed = False
 
+    @property
+    def subscriptions(self) -> Sequence[Subscription[Any]]:
+        """Those of the registered listeners, in the order of their registration."""
+        return tuple(self._subscriptions)
+
     @overload
     def register_listener(self, listener: Listener[N], *, source: str, kind: type[N]) -> Subscription[N]: ...
 
@@ -232,20 +240,27 @@ class NotificationSystem:
                 on_failure=self._count_failure,
             )
             signal = self._signals.setdefault((kind, source), Signal())
-            # By default blinker holds receivers weakly.
-            signal.connect(subscription.receive, weak=False)
+            # First: an interrupt may follow, and then it can still be unregistered.
             self._subscriptions[subscription] = signal
+            try:
+                # By default blinker holds receivers weakly.
+                signal.connect(subscription.receive, weak=False)
+                subscription.start()
+            except BaseException:
+                self.unregister(subscription)
+                raise
             return subscription
 
     def unregister(self, subscription: Subscription[Any]) -> None:
         """Deliver nothing more to its listener. Unregistering twice is no error."""
         check_type(subscription, Subscription, "subscription")
         with self._lock:
-            signal = self._subscriptions.pop(subscription, None)
+            signal = self._subscriptions.get(subscription)
             if signal is not None:
-                signal.disconnect(subscription.receive)
-                subscription.close()
                 self._leaving = [s for s in self._leaving if not s.ended] + [subscription]
+                subscription.close()
+                signal.disconnect(subscription.receive)
+                del self._subscriptions[subscription]  # last: an interrupted call can be repeated
 
     def publish(self, notification: Notification) -> None:
         """Queue ``notification`` for each listener of its source and class. Never blocks."""
