@@ -11,9 +11,9 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar, get_args
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 from synchronizer import (
     ClosedError,
@@ -47,6 +47,7 @@ from .worker_process import Deaths, ProcessWorker, pickled
 from .worker_thread import ThreadWorker
 
 if TYPE_CHECKING:
+    from ..retries.returning import Returning
     from ..sinks.sql_sink import SqlSink
 
 T = TypeVar("T")
@@ -175,6 +176,8 @@ class ReaderPool(Generic[T]):
         self._began = False
         self._returned = Flag()
         self._thread: threading.Thread | None = None
+        self._signals: dict[int, Any] = {}  # the handlers that are put back
+        self._returning: Returning | None = None
         self._wake = Flag()
         self._stopping = False
         self._ended = False  # the group has reached the end of the data
@@ -208,23 +211,50 @@ class ReaderPool(Generic[T]):
             InvalidArgumentError: The pool has run before.
         """
         check_duration(drain_timeout, "drain_timeout")
+        thread = threading.current_thread()
+        try:
+            self._begin(thread)
+            self._supervise()
+        finally:
+            if self._thread is thread:
+                try:
+                    self._end(drain_timeout)
+                except BaseException:  # interrupted: nothing is waited for any more
+                    self._end(0.0)
+                    raise
+        if self._failure is not None:
+            raise self._failure
+
+    def _begin(self, thread: threading.Thread) -> None:
         with self._lock:
             if self._began:
                 raise InvalidArgumentError(
                     "a pool can run only once; create another with group.pool", group=self._group.name
                 )
             self._began = True
-            self._thread = threading.current_thread()
-        try:
-            with self._signals(), self._notifications(), self._delayed_retries():
-                try:
-                    self._supervise()
-                finally:
-                    self._drain(drain_timeout)
-        finally:
-            self._returned.set()
-        if self._failure is not None:
-            raise self._failure
+            self._thread = thread
+        self._handle_signals()
+        self._group.segment_notifier.register_listener(self._on_segments)
+        self._group.end_of_data_notifier.register_listener(self._on_end_of_data)
+        if isinstance(self._retry, DelayedRetry):
+            with loading():
+                from ..retries.returning import Returning
+            self._returning = Returning(self._client, self._group, self._retry)
+            self._returning.start()
+
+    def _end(self, drain_timeout: float) -> None:
+        """Undo what `_begin` and `_supervise` have done. An interrupted call can be repeated."""
+        if self._returned.is_set():  # the call was refused, because the pool has run
+            return
+        self._drain(drain_timeout)
+        if self._returning is not None:
+            self._returning.close()
+            if isinstance(self._failure, NotFoundError):
+                self._returning.clear()
+        self._group.end_of_data_notifier.unregister_listener(self._on_end_of_data)
+        self._group.segment_notifier.unregister_listener(self._on_segments)
+        self._put_signals_back()
+        self._returned.set()
 
     def stop(self) -> None:
         """Let `run` drain and return, at once if it is called later. Any thread or signal handler may call this."""
@@ -268,63 +298,33 @@ class ReaderPool(Generic[T]):
                 stream=self._retry.retry_stream,
             )
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop the pool on the first SIGTERM or SIGINT during the block."""
+    def _handle_signals(self) -> None:
+        """Stop the pool on the first SIGTERM or SIGINT from now on, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
-            yield
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-        def put_back(number: int) -> None:
-            handler = before[signal.Signals(number)]
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
         def on_signal(number: int, frame: object) -> None:
             self.stop()
             if number == signal.SIGINT:
-                put_back(number)
+                self._put_signal_back(number)
 
-        for number in before:
+        self._signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in self._signals:
             signal.signal(number, on_signal)
-        try:
-            yield
-        finally:
-            for number in before:
-                put_back(number)
 
-    @contextmanager
-    def _notifications(self) -> Iterator[None]:
-        """Let the group's notifications wake the pool during the block."""
-        with ExitStack() as unregistering:
-            segments = self._group.segment_notifier.register_listener(lambda _: self._on_segments())
-            unregistering.callback(segments)
-            end_of_data = self._group.end_of_data_notifier.register_listener(lambda _: self._on_end_of_data())
-            unregistering.callback(end_of_data)
-            yield
+    def _put_signals_back(self) -> None:
+        for number in self._signals:
+            self._put_signal_back(number)
 
-    @contextmanager
-    def _delayed_retries(self) -> Iterator[None]:
-        """Return events to the group whose retry is due, during the block."""
-        if not isinstance(self._retry, DelayedRetry):
-            yield
-            return
-        with loading():
-            from ..retries.returning import Returning
-        returning = Returning(self._client, self._group, self._retry)
-        returning.start()
-        try:
-            yield
-        finally:
-            returning.close()
-            if isinstance(self._failure, NotFoundError):
-                returning.clear()
+    def _put_signal_back(self, number: int) -> None:
+        handler = self._signals[number]
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _on_segments(self) -> None:
+    def _on_segments(self, _: object) -> None:
         self._look_at = float("-inf")
         self._wake.set()
 
-    def _on_end_of_data(self) -> None:
+    def _on_end_of_data(self, _: object) -> None:
         self._ended = True
         self._wake.set()
 

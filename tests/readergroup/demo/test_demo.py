@@ -411,7 +411,7 @@ import itertools, threading
 from readergroup.cli.app import app_with
 from readergroup.scaling import pool
 at_once, delays = pool.ReaderPool._on_segments, itertools.chain([0.0], itertools.repeat(4.0))
-pool.ReaderPool._on_segments = lambda self: threading.Timer(next(delays), at_once, [self]).start()
+pool.ReaderPool._on_segments = lambda self, told: threading.Timer(next(delays), at_once, [self, told]).start()
 pool.LOOK_SECONDS = 10.0
 app_with("demo")(["demo", {str(tmp_path / "input")!r}, "--output", {str(tmp_path / "output")!r}])
 """

@@ -442,11 +442,17 @@ def test_stop_before_run_returns_at_once(client: rg.Client, group: rg.ReaderGrou
 
 
 def test_a_pool_runs_once(group: rg.ReaderGroup) -> None:
+    """Another call changes nothing, such as the signal handlers that the application has set meanwhile."""
     pool = group.pool(print)
     pool.stop()
     pool.run()
-    with pytest.raises(rg.InvalidArgumentError, match="can run only once"):
-        pool.run()
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(rg.InvalidArgumentError, match="can run only once"):
+            pool.run()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["breaks off", "is killed"])

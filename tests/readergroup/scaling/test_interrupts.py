@@ -1,0 +1,67 @@
+"""Ctrl-C anywhere in the run of a pool, also twice: its threads end, and the process has its signal handlers again."""
+
+from __future__ import annotations
+
+import _thread
+import itertools
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import readergroup as rg
+from tests.interrupts import FEW_OR_MORE, interrupts
+from tests.waiting import CallInThread, until
+
+STREAMS = ("shop/orders", "shop/retries", "shop/dead")
+DELAYED = rg.DelayedRetry(delays=[0.001], retry_stream="shop/retries", dead_letters="shop/dead")
+
+
+@pytest.fixture
+def group() -> Iterator[rg.ReaderGroup]:
+    with rg.connect(f"memory://{uuid.uuid4()}") as client:
+        for stream in STREAMS:
+            client.streams.create(stream)
+        yield client.groups.create("billing", streams=STREAMS[:2])
+
+
+@FEW_OR_MORE
+@pytest.mark.parametrize("is_second", [False, True], ids=["first", "second"])
+@pytest.mark.parametrize("retry", [None, DELAYED], ids=["plain", "delayed"])
+def test_an_interrupted_pool_leaves_nothing_behind(
+    group: rg.ReaderGroup, retry: rg.RetryPolicy | None, is_second: bool, sparsely: int
+) -> None:
+    pools: list[rg.ReaderPool[bytes]] = []
+    numbers = itertools.count()
+
+    def handle(event: rg.Event[bytes]) -> None:
+        _thread.interrupt_main() if is_second else pools[-1].stop()  # the first Ctrl-C lets the pool drain
+
+    def renew() -> None:
+        pools.append(group.pool(handle, retry=retry))
+        with group._client.writer("shop/orders") as writer:
+            writer.write(b"%d" % next(numbers))
+
+    renew()
+    pools[-1].run()  # an interrupt while a module is loaded would leave its lock locked
+    before, handler = {*threading.enumerate()}, signal.getsignal(signal.SIGTERM)
+    for run in interrupts(lambda: pools[-1].run(), one_in=8 * sparsely, seed=(retry, is_second), before=renew):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        assert signal.getsignal(signal.SIGTERM) is handler, run.place
+        until(closing(pools[-1]), f"close returns, interrupted at {run.place}", seconds=30)
+        until(lambda: not living_since(before), f"threads end, interrupted at {run.place}", seconds=30)
+        assert group.online_readers() == [], run.place
+
+
+def closing(pool: rg.ReaderPool[bytes]) -> Callable[[], bool]:
+    """Close it in another thread; return what tells whether that has returned."""
+    call = CallInThread(lambda: (pool.close(),))
+    return lambda: call.result == (None,)
+
+
+def living_since(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Threads of pools that run: those of the group, of its notifiers and of writers stay for a while."""
+    started = {*threading.enumerate()} - before
+    return [each for each in started if each.is_alive() and each.name.startswith(("worker", "retries"))]
