@@ -181,10 +181,15 @@ class Outbox(Generic[T]):
         outbox_id = self._in_session(self._table.outbox_id)
         candidate = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         election = self._election(outbox_id, candidate, lease_seconds)
-        relay = OutboxRelay(
-            self._client.streams, self._table, self._connect, election, self._state(outbox_id), outbox_id
+        relay = self._client._keep(
+            OutboxRelay(self._client.streams, self._table, self._connect, election, self._state(outbox_id), outbox_id)
         )
-        return self._client._keep(relay)
+        try:
+            relay.start()
+        except BaseException:  # interrupted, without a caller that could close it
+            relay.close()
+            raise
+        return relay
 
     def lag(self) -> OutboxLag:
         """Return how many committed events wait in the outbox, and how old they are, by stream."""

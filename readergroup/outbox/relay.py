@@ -102,6 +102,9 @@ class OutboxRelay:
             max_pause_seconds=1.0,
         )
         election.on_news(self._news.set)
+
+    def start(self) -> None:
+        """Start the thread. `Outbox.relay` calls it, when the client knows the relay."""
         if not is_manual(self._clock):
             self._keeper.start()
 

@@ -517,7 +517,8 @@ NOT_CALLED: Final[Mapping[str, frozenset[str]]] = {
     }),
     "its threads call the store, and repeat what fails until they are closed": frozenset({
         "Client.event_processor", "EventWriter.note_time", "EventWriter.wait_for_room", "EventWriter.write",
-        "EventWriter.write_arrow", "EventWriter.write_batch", "EventWriter.write_many", "ReaderGroup.autoscale",
+        "EventWriter.write_arrow", "EventWriter.write_batch", "EventWriter.write_many", "OutboxRelay.start",
+        "ReaderGroup.autoscale",
         "ReaderGroup.record_notifications", "SharedConfig.register_listener", "SharedCounter.register_listener",
         "SharedMap.register_listener", "SharedSet.register_listener", "StateSynchronizer.on_update",
         "Transaction.write", "Transaction.write_arrow", "Transaction.write_batch",
