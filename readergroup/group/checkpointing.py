@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -10,6 +12,7 @@ from synchronizer import (
     DeadlineExceededError,
     NotFoundError,
     OutcomeUnknownError,
+    ReaderGroupError,
     Revision,
     Transition,
     TransitionFeed,
@@ -29,8 +32,17 @@ def take_checkpoint(updater: GroupUpdater, name: str, *, silent: bool = False, t
     """Begin a checkpoint, and return it when it is completed. `CheckpointTimeoutError` names readers that block it."""
     deadline = Deadline(updater.synchronizer.clock, timeout)
     feed = updater.synchronizer.transitions()
+    pending = None
     try:
-        return PendingCheckpoint(updater, name, feed, _begin(updater, name, silent, deadline)).wait(deadline)
+        pending = PendingCheckpoint(updater, name, feed, _begin(updater, name, silent, deadline))
+        return pending.wait(deadline)
+    except Exception:
+        raise
+    except BaseException:  # interrupted: nobody waits for it, and it would hold up the next ones
+        if pending is not None:
+            with suppress(ReaderGroupError):
+                pending.fail()
+        raise
     finally:
         feed.close()
 
@@ -72,11 +84,7 @@ class PendingCheckpoint:
 
     def _give_up(self, error: DeadlineExceededError) -> None:
         """Give the checkpoint up and raise, unless it was completed at the last moment."""
-        self._is_completed(self._updater.state)
-        seen = self._seen
-        if seen is not None and seen.completed:
-            return
-        waiting = self._updater.fail_checkpoint(seen.token, timeout=_GIVE_UP_SECONDS) if seen is not None else None
+        waiting = self.fail()
         if waiting is None and self._is_completed(self._updater.state):
             return
         raise CheckpointTimeoutError(
@@ -85,6 +93,14 @@ class PendingCheckpoint:
             readers=", ".join(sorted(waiting or ())),
         ) from error
 
+    def fail(self) -> Collection[str] | None:
+        """Give the checkpoint up, and return the readers that had not passed it; None if it is not outstanding."""
+        state = self._updater.state
+        if self._is_completed(state):
+            return None
+        found = self._seen or next(filter(self._is_it, state.checkpoints), None)  # unseen if `drain` was interrupted
+        return None if found is None else self._updater.fail_checkpoint(found.token, timeout=_GIVE_UP_SECONDS)
+
     def _is_completed(self, state: ReaderGroupState) -> bool:
         """Return whether the checkpoint was completed in any state up to this one."""
         for transition in self._feed.drain():
@@ -92,15 +108,17 @@ class PendingCheckpoint:
                 self._look_for(transition)
         return self._seen is not None and self._seen.completed
 
+    def _is_it(self, each: CheckpointState) -> bool:
+        is_it = each.token == self._seen.token if self._seen is not None else each.token > self._after
+        return is_it and each.name == self._name
+
     def _look_for(self, transition: Transition[ReaderGroupState]) -> None:
         state = transition.after
         if state is None:
             raise NotFoundError("the group was deleted", checkpoint=self._name)
-        for each in state.checkpoints:
-            is_it = each.token == self._seen.token if self._seen is not None else each.token > self._after
-            if is_it and each.name == self._name:
-                self._seen = each
-                return
+        for each in filter(self._is_it, state.checkpoints):
+            self._seen = each
+            return
         if transition.gap and transition.revision >= self._begun_by:
             raise OutcomeUnknownError(
                 "the checkpoint was completed or cancelled while this process was cut off, and the group no "

@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -106,6 +106,45 @@ def test_a_time_is_noted_after_an_interrupt(clients: list[rg.Client], sparsely: 
     renew()
 
 
+def test_a_transaction_whose_beginning_was_interrupted_keeps_no_time(clients: list[rg.Client]) -> None:
+    begun: list[rg.Transaction[bytes]] = []
+    with clients[0].writer("shop/orders") as writer:
+        for run in interrupts(lambda: begun.append(writer.transaction())):
+            if not begun and "EventWriter._transaction" in run.place:
+                assert not writer._notes._holds, run.place
+            while begun:
+                begun.pop().abort()
+            writer._notes._holds.clear()
+
+
+@FEW_OR_MORE
+def test_an_interrupted_commit_can_be_repeated_until_the_events_are_stored_or_never_will_be(
+    clients: list[rg.Client], sparsely: int
+) -> None:
+    one, other = clients
+    numbers = itertools.count()
+    begun: list[tuple[int, rg.Transaction[object]]] = []
+    stored: list[object] = []
+    with one.writer("shop/orders", serializer=rg.JsonSerializer()) as writer:
+
+        def begin() -> None:
+            begun.append((next(numbers), writer.transaction()))
+            begun[-1][1].write(begun[-1][0], "key")
+
+        for run in interrupts(lambda: begun[-1][1].commit(), one_in=20 * sparsely, before=begin):
+            assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+            number, transaction = begun[-1]
+            try:
+                transaction.commit()
+                stored.append(number)
+            except rg.ClosedError as error:
+                assert "the transaction is over" in str(error), run.place
+        assert not writer._notes._holds
+    found = read_all(other)
+    assert {number for number in found if number in stored} == {*stored}
+    assert len(found) == len({*found})
+
+
 def read_all(client: rg.Client) -> list[object]:
     group = client.groups.create("all", streams=["shop/orders"])
     with group.reader("reader", serializer=rg.JsonSerializer()) as reader:
@@ -145,6 +184,26 @@ def test_an_interrupted_reader_can_be_opened_and_closed_again(clients: list[rg.C
         for each in (same, group):
             opening = CallInThread(lambda each=each: (each.reader(f"reader-{next(numbers)}").close(),))
             assert opening.ended() == (None,), run.place
+
+
+@FEW_OR_MORE
+def test_an_interrupted_checkpoint_holds_up_no_other(clients: list[rg.Client], sparsely: int) -> None:
+    one, other = clients
+    group, same = one.groups.create("group", streams=["shop/orders"]), other.groups.get("group")
+    numbers = itertools.count()
+    with same.reader("idle"):  # it reads nothing, so it passes no checkpoint
+
+        def take() -> None:
+            with suppress(rg.CheckpointTimeoutError, rg.DeadlineExceededError):
+                group.checkpoint(f"checkpoint-{next(numbers)}", timeout=0.2)
+
+        for run in interrupts(take, one_in=15 * sparsely):
+            assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+            if "GroupUpdater.begin_checkpoint" not in run.place:  # there its outcome is in doubt
+                assert not same.synchronizer.fetch_updates().outstanding_checkpoints, run.place
+            for each in same.synchronizer.fetch_updates().outstanding_checkpoints:
+                same.cancel_checkpoint(each.name)
+    group.checkpoint("last", timeout=DEADLINE)
 
 
 def test_a_lock_is_held_by_nobody_when_the_interrupt_of_its_release_is_over(clients: list[rg.Client]) -> None:

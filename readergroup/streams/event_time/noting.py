@@ -114,7 +114,11 @@ class TimeNotes:
     def hold(self) -> TimeHold:
         """Keep the mark where it is until a transaction that begins now is over. Lock held."""
         hold = TimeHold(self, self.noted)
-        self._holds.add(hold)
+        try:
+            self._holds.add(hold)
+        except BaseException:  # interrupted, without a caller that could release it
+            self._holds.discard(hold)
+            raise
         return hold
 
     def release(self, hold: TimeHold) -> None:

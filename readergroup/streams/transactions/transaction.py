@@ -249,6 +249,7 @@ class Transaction(Generic[T]):
                 stream.
             SealedError: The stream is sealed. The transaction is over; nothing is in the stream.
             StateTooLargeError: The stream's metadata has no room. The transaction is over; nothing is in the stream.
+            ClosedError: An earlier commit failed before it could store the events. Nothing is in the stream.
             ReaderGroupError: The outcome is open. Commit again to continue.
         """
         self._check_thread()
@@ -258,7 +259,7 @@ class Transaction(Generic[T]):
         if self._commit is None:
             self._check_open()
             self._before_commit()
-            parts = [] if self._staging is None else [self._staging.finish()]
+            parts = self._finish_part()
             self._commit = _Commit(self._streams, self.stream, self._key, 1, parts, is_only_one=True)
         try:
             if self._staging is not None:
@@ -268,8 +269,7 @@ class Transaction(Generic[T]):
                 self._commit = None
                 self._give_up()
             raise
-        self._is_over = True
-        self._earliest.release()
+        self._end()
 
     def abort(self) -> None:
         """Give up the events. Aborting twice is no error. A committed transaction raises `InvalidArgumentError`."""
@@ -280,8 +280,7 @@ class Transaction(Generic[T]):
             raise InvalidArgumentError("the transaction is committed and cannot be aborted", stream=self.stream)
         else:
             self._commit = None
-            self._is_over = True
-            self._earliest.release()
+            self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -304,9 +303,19 @@ class Transaction(Generic[T]):
             self._streams.finished_keys.add(state, self._key)
         return was_committed
 
-    def _give_up(self) -> None:
+    def _finish_part(self) -> Sequence[StagedPart]:
+        try:
+            return () if self._staging is None else (self._staging.finish(),)
+        except BaseException:  # the part is given up: a repeated commit could not find its events
+            self._end()
+            raise
+
+    def _end(self) -> None:
         self._is_over = True
         self._earliest.release()
+
+    def _give_up(self) -> None:
+        self._end()
         if self._staging is not None:
             try:
                 self._staging.discard()

@@ -574,16 +574,21 @@ class EventWriter(Generic[T]):
         with loading():
             from ..transactions.transaction import Transaction
 
-        return Transaction(
-            self._manager,
-            self.stream,
-            serializer=serializer,
-            timeout=self.timeout,
-            before_commit=self.flush,
-            earliest=self._notes.hold(),
-            event_time_of=event_time_of,
-            max_event_bytes=self.max_event_bytes,
-        )
+        hold = self._notes.hold()
+        try:
+            return Transaction(
+                self._manager,
+                self.stream,
+                serializer=serializer,
+                timeout=self.timeout,
+                before_commit=self.flush,
+                earliest=hold,
+                event_time_of=event_time_of,
+                max_event_bytes=self.max_event_bytes,
+            )
+        except BaseException:  # interrupted: the noted time would stay where it is
+            hold.release()
+            raise
 
     # ------------------------------------------------------------------ waiting for it
 
