@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from synchronizer import ManualClock
+from synchronizer import ManualClock, SystemClock
 
 
 class PausingClock(ManualClock):
@@ -18,3 +18,11 @@ class PausingClock(ManualClock):
         self.pauses.append(timeout)
         self.advance(timeout)
         return event.is_set()
+
+
+class StandingClock(SystemClock):
+    """Shows one time for ever, and waits in real time."""
+
+    def __init__(self) -> None:
+        now = SystemClock.monotonic()
+        self.monotonic = lambda: now

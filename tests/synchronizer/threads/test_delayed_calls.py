@@ -10,6 +10,7 @@ import pytest
 
 from synchronizer import StoreUnavailableError, background_errors
 from synchronizer.threads.delayed_calls import DelayedCalls, delayed_calls
+from tests.clocks import StandingClock
 from tests.waiting import until
 
 
@@ -20,13 +21,24 @@ def calls() -> Iterator[DelayedCalls]:
     until(lambda: calls._thread is None, "the end of the thread")
 
 
-def test_a_call_is_made_once_and_one_that_was_taken_back_is_not(calls: DelayedCalls) -> None:
+@pytest.fixture
+def nothing_is_due(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Until the test undoes it."""
+    with monkeypatch.context() as patched:
+        patched.setattr("synchronizer.threads.delayed_calls._clock", StandingClock())
+        yield patched
+
+
+def test_a_call_is_made_once_and_one_that_was_taken_back_is_not(
+    calls: DelayedCalls, nothing_is_due: pytest.MonkeyPatch
+) -> None:
     made: list[str] = []
     calls.add("a", lambda: made.append("a"))  # type: ignore[func-returns-value]
     calls.add("b", lambda: made.append("b"))  # type: ignore[func-returns-value]
     calls.remove("a")
     calls.remove("a")
     assert made == []
+    nothing_is_due.undo()
     until(lambda: not calls._calls, "all calls")
     until(lambda: calls._thread is None, "the end of the thread")
     assert made == ["b"]
@@ -34,7 +46,9 @@ def test_a_call_is_made_once_and_one_that_was_taken_back_is_not(calls: DelayedCa
     until(lambda: made == ["b", "again"], "a call after the end of the thread")
 
 
-def test_a_call_that_another_one_replaces_meanwhile_is_not_made_and_that_one_is(calls: DelayedCalls) -> None:
+def test_a_call_that_another_one_replaces_meanwhile_is_not_made_and_that_one_is(
+    calls: DelayedCalls, nothing_is_due: pytest.MonkeyPatch
+) -> None:
     made: list[str] = []
 
     def replace() -> bool:
@@ -44,6 +58,7 @@ def test_a_call_that_another_one_replaces_meanwhile_is_not_made_and_that_one_is(
 
     calls.add("a", replace)
     calls.add("b", lambda: bool(made.append("old")))  # type: ignore[func-returns-value]
+    nothing_is_due.undo()
     until(lambda: not calls._calls, "all calls")
     until(lambda: calls._thread is None, "the end of the thread")
     assert made == ["new"]
