@@ -6,6 +6,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from synchronizer import DeadlineExceededError, EntryChange, SharedCounter, SharedMap, SharedSet, open_store
+from tests.waiting import PATIENCE_SECONDS
 
 
 def count(connection: Connection, url: str, increments: int) -> None:
@@ -47,7 +48,7 @@ def observe(connection: Connection, url: str, length: int) -> None:
                 watched.append(entries["all"])
                 if len(watched[-1]) == length:
                     break
-        if not complete.wait(30):
+        if not complete.wait(PATIENCE_SECONDS):
             raise DeadlineExceededError("the listener did not hear of the last append")
         connection.send((watched, heard))
 

@@ -16,6 +16,7 @@ from synchronizer import (
     ClosedError,
     DeadlineExceededError,
     InvalidArgumentError,
+    ManualClock,
     OutcomeUnknownError,
     Revision,
     SegmentStore,
@@ -26,7 +27,7 @@ from synchronizer.recipes.coordination.barrier import Barrier
 from synchronizer.recipes.coordination.members import BROKEN, Break, Join, Leave, Members, empty_members
 from synchronizer.recipes.coordination.participant import Participant
 from synchronizer.testing import FailingStore
-from tests.waiting import CallInThread
+from tests.waiting import CallInThread, until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 LONG = 60.0
@@ -122,26 +123,31 @@ def test_who_passes_in_the_moment_when_he_gives_up_has_passed(
 
 
 def test_who_gives_up_is_not_taken_for_one_that_this_process_left_behind(store: SegmentStore) -> None:
-    barrier = a_barrier(store)
+    clock = ManualClock()
+    barrier = Barrier(store, "start", 2, clock=clock)
     for _ in range(2):  # they have passed, and are there still
         participant = Participant(barrier.synchronizer, "a", 10.0, changed=lambda: False, threads=False)
         participant.join()
     lease = barrier.synchronizer.state.members[0].lease
-    waiting = Waiting(barrier, timeout=0.5)
+    waiting = Waiting(barrier, timeout=5.0)
     wait_for_waiting(a_barrier(store), 1)
     (participant,) = barrier._participants._participants
     participant._left_behind.add(lease)
+    clock.advance(5.0)
     assert isinstance(waiting.ended(), DeadlineExceededError)
     assert len(barrier.synchronizer.fetch_updates().members) == 1
 
 
 def test_where_the_store_is_away_at_the_deadline_nobody_can_know(store: SegmentStore) -> None:
     failing = FailingStore(store)
-    barrier = a_barrier(failing)
-    waiting = Waiting(barrier, timeout=0.5)
+    clock = ManualClock()
+    barrier = Barrier(failing, "start", 2, clock=clock)
+    waiting = Waiting(barrier, timeout=5.0)
     wait_for_waiting(a_barrier(store), 1)
     failing.unavailable = True
     other = Waiting(a_barrier(store))
+    clock.advance(5.0)
+    until(lambda: bool(clock.advance(0.1)) or waiting.result, "the end of the pauses in which it asks again")
     assert isinstance(waiting.ended(), OutcomeUnknownError)
     assert other.ended() == 1
 

@@ -335,9 +335,12 @@ def test_a_campaign_that_nobody_heard_of_stands_in_nobodys_way(world: World, the
     assert len(a.failing.attributes("election/ship", "lease/")) == len(members)
 
 
-def running(world: World, candidate_id: str, store: FailingStore | None = None) -> LeaderElection:
+def running(
+    world: World, candidate_id: str, store: FailingStore | None = None, *, timeout_seconds: float = 600.0
+) -> LeaderElection:
     """A candidate with threads, on the machine's clock."""
-    return LeaderElection(store or world.store(SystemClock()), "ship", candidate_id, member_timeout_seconds=0.6)
+    store = store or world.store(SystemClock())
+    return LeaderElection(store, "ship", candidate_id, member_timeout_seconds=timeout_seconds)
 
 
 class Campaign:
@@ -347,9 +350,8 @@ class Campaign:
         self.answers: list[bool] = []
         self._thread = threading.Thread(target=lambda: self.answers.append(election.campaign()))
         self._thread.start()
-        election.synchronizer.wait_for(
-            lambda state: any(each.member == election.candidate_id for each in state.members), timeout=LONG
-        )
+        taking_part = election._participant  # it starts its threads when the call waits
+        until(lambda: taking_part.joined and taking_part._kept is taking_part._lease, "the campaign")
 
     def ended(self) -> list[bool]:
         self._thread.join(LONG)
@@ -392,7 +394,7 @@ def test_resigning_and_closing_do_not_wait_for_a_campaign_that_waits_for_the_sto
             asked.set()
             assert goes_on.wait(LONG)
 
-    election = running(world, "a", store)
+    election = running(world, "a", store, timeout_seconds=0.6)
     campaign = threading.Thread(target=lambda: election.campaign(timeout=LONG))
     store.before = hang
     campaign.start()
@@ -408,17 +410,19 @@ def test_resigning_and_closing_do_not_wait_for_a_campaign_that_waits_for_the_sto
 def test_listeners_hear_of_a_lease_that_runs_out_while_the_store_is_away(world: World) -> None:
     store = world.store(SystemClock())
     heard: list[int | None] = []
-    with running(world, "a", store) as a:
+    with running(world, "a", store, timeout_seconds=0.6) as a:
         a.on_elected(heard.append)
         a.on_lost(lambda: heard.append(None))
         a.campaign(timeout=LONG)
         token = a.fencing_token
-        until(lambda: heard == [token], "the election")
+        # A busy machine may pause for as long as the lease lasts, and then the listeners hear of it as well.
+        until(lambda: heard[-1:] == [token], "the election")
         store.unavailable = True
-        until(lambda: heard == [token, None], "the loss")
+        until(lambda: heard[-1] is None, "the loss")
+        losses = heard.count(None)
         store.unavailable = False
-        until(lambda: heard == [token, None, token], "the return")
-    assert heard == [token, None, token, None]
+        until(lambda: heard[-1] == token, "the return")
+    assert heard == [token, None] * (len(heard) // 2) and heard.count(None) > losses
 
 
 def test_observers_see_each_leader_that_lasts(world: World) -> None:
@@ -498,10 +502,10 @@ def test_a_closed_store_ends_the_waiting_and_the_term(world: World) -> None:
     waiting.start()
     a.synchronizer.wait_for(lambda state: len(state.members) == 2)
     store_of_b.close()
-    waiting.join(20)
+    waiting.join(LONG)
     assert ended
     store_of_a.close()
-    assert lost.wait(20)
+    assert lost.wait(LONG)
     a.close()
     b.close()
 

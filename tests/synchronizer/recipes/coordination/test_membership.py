@@ -248,9 +248,10 @@ def test_a_member_that_cannot_join_again_now_does_so_later(world: World, caplog:
 
         store.before = take_nothing
         until(lambda: "fleet-members: " in caplog.text, "an attempt that failed")
-        assert a.members() == ["a"]
+        until(lambda: a.members() == ["a"], "the other has removed it")
         store.before = None
-        until(lambda: a.members() == ["a", "b"], "one that did not")
+        # On a busy machine, the other may be the one that was removed last.
+        until(lambda: sorted(a.members()) == ["a", "b"], "one that did not")
 
 
 def test_a_member_that_cannot_read_what_is_new_tries_again_after_pauses(world: World) -> None:

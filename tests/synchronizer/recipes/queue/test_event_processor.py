@@ -710,7 +710,7 @@ class TestThreads:
         assert handler.handled == numbers(1)
 
     def test_a_handler_that_takes_long_keeps_the_role(self, store: FailingStore) -> None:
-        timeout = 0.6
+        timeout = 4.0
         lasting = threading.Event()
         add(store, numbers(1))
         seen: set[bytes] = set()
@@ -718,7 +718,7 @@ class TestThreads:
         def long(event: QueuedEvent) -> None:
             def renewed() -> bool:
                 seen.add(store.attributes(SEGMENT)[CONSUMER])
-                return len(seen) > 4
+                return len(seen) > 4  # for longer than a dead one would keep it
 
             until(renewed, "the role is renewed")
             lasting.set()
@@ -749,9 +749,9 @@ class TestThreads:
         options: Any = {"retries": Retries(attempts=1), "consumer_timeout_seconds": 600}
         with EventProcessor(store, "jobs", Handler(failing_on(b"0000")), **options) as stopped:
             with pytest.raises(HandlerError):
-                stopped.join(30)
+                stopped.join(LONG)
             with EventProcessor(store, "jobs", handler := Handler(), **options) as processor:
-                processor.drain(timeout=30)
+                processor.drain(timeout=LONG)
         assert handler.handled == numbers(1)
 
     def test_a_store_that_is_away_is_waited_for(self, store: FailingStore, caplog: pytest.LogCaptureFixture) -> None:

@@ -34,7 +34,7 @@ from synchronizer.stores.memory import MemoryStore
 from synchronizer.testing import FailingStore, InstantClock
 from synchronizer.threads.batching import Call
 from tests.interrupts import interrupts
-from tests.synchronizer.accounts import Barrier, LateStore, answer, just_before, threads
+from tests.synchronizer.accounts import LONG, Barrier, LateStore, answer, just_before, threads
 from tests.waiting import until
 
 SEGMENT = "queue/jobs"
@@ -412,7 +412,7 @@ def test_who_does_not_wait_so_long_for_room_takes_his_event_out(store: LateStore
     with threads(2) as pool:
         hasty = pool.submit(jobs.add, b"hst", timeout=1)
         until(lambda: jobs._producer._batcher.leader, "it waits for room")
-        patient = pool.submit(jobs.add, b"ptt", timeout=100)
+        patient = pool.submit(jobs.add, b"ptt", timeout=100_000)
         waiting(jobs, 2)
         clock.advance(1.5)
         with pytest.raises(DeadlineExceededError, match="full"):
@@ -463,7 +463,7 @@ def test_what_waits_for_room_ends_with_the_queue(store: LateStore) -> None:
         until(lambda: jobs._producer._batcher.leader, "somebody waits for room")
         jobs.close()
         for waiter in waiters:
-            assert isinstance(waiter.exception(20), ClosedError)
+            assert isinstance(waiter.exception(LONG), ClosedError)
 
 
 def test_one_append_holds_so_much_and_the_others_wait_for_the_next(store: LateStore) -> None:
