@@ -9,6 +9,7 @@ import pytest
 
 from notifications import Change, Notification, PollingNotifier
 from synchronizer import Clock, Revision, SegmentStore, State, StateSynchronizer, Update
+from tests.waiting import PATIENCE_SECONDS
 
 
 class Counter(State):
@@ -59,7 +60,7 @@ class Heard:
         with self._changed:
             return [n.value for n in self.notifications]
 
-    def wait_for(self, value: int, timeout: float = 10.0) -> list[int]:
+    def wait_for(self, value: int, timeout: float = PATIENCE_SECONDS) -> list[int]:
         """All values told when ``value`` is among them."""
         with self._changed:
             if not self._changed.wait_for(lambda: value in [n.value for n in self.notifications], timeout):

@@ -17,7 +17,7 @@ from notifications.scheduler import SHARED
 from synchronizer import ClosedError, DeadlineExceededError, InvalidArgumentError, SegmentStore, StateSynchronizer
 from synchronizer.testing import FailingStore
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, busyness, until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 
@@ -108,7 +108,7 @@ def test_a_slow_listener_stops_neither_the_polls_nor_the_others_and_learns_of_it
 
     def listener(notification: Counted) -> None:
         slow(notification)
-        go_on.wait(20)
+        go_on.wait(PATIENCE_SECONDS)
 
     with CountNotifier(visits, interval_seconds=60, queue_size=3) as notifier:
         notifier.register_listener(listener)
@@ -185,14 +185,14 @@ def test_a_registration_during_a_poll_does_not_overtake_what_the_poll_is_telling
         def detect(self, before: Counter | None, after: Counter, change: Change) -> Iterable[Counted]:
             if before is not None and after.value == 1:
                 inside.set()
-                go_on.wait(10)
+                go_on.wait(PATIENCE_SECONDS)
             return super().detect(before, after, change)
 
     early, late = Heard(), Heard()
     with Slow(visits, interval_seconds=60) as notifier:
         notifier.register_listener(early)
         visits.update_state_unconditionally(Add())
-        assert inside.wait(10)
+        assert inside.wait(PATIENCE_SECONDS)
         visits.update_state_unconditionally(Add())
         opening = threading.Timer(0.1, go_on.set)
         opening.start()
@@ -298,11 +298,13 @@ def test_what_grows_and_is_not_taken_up_does_not_make_the_waker_spin(visits: Sta
 
     visits.store.create("something")
     pause = threading.Event()
+    began = time.monotonic()
     with Watching(visits, interval_seconds=60) as notifier:
         notifier.register_listener(Heard())
         until(lambda: polls >= 2, "the waker was woken")
         pause.wait(0.3)
-    assert polls <= 8  # each after a pause twice as long as the one before
+        seconds = time.monotonic() - began
+    assert polls <= 8 + 2 * seconds  # each after a pause twice as long as the one before, up to half a second
 
 
 def test_a_further_segment_that_is_watched_wakes_the_notifier(visits: StateSynchronizer[Counter]) -> None:
@@ -353,10 +355,10 @@ def test_a_notifier_that_cannot_be_woken_says_so_once_and_polls_at_its_interval(
 def test_wait_returns_as_soon_as_there_is_something_to_tell(
     notifier: CountNotifier, elsewhere: StateSynchronizer[Counter]
 ) -> None:
-    assert notifier.wait(timeout=10).value == 0
+    assert notifier.wait(timeout=PATIENCE_SECONDS).value == 0
     later = threading.Timer(0.05, lambda: elsewhere.update_state_unconditionally(Add()))
     later.start()
-    assert notifier.wait(timeout=10).value == 1
+    assert notifier.wait(timeout=PATIENCE_SECONDS).value == 1
     later.join()
     began = time.thread_time()
     with pytest.raises(DeadlineExceededError):
@@ -365,19 +367,19 @@ def test_wait_returns_as_soon_as_there_is_something_to_tell(
 
 
 def test_closing_ends_a_wait_in_another_thread(notifier: CountNotifier) -> None:
-    notifier.wait(timeout=10)
+    notifier.wait(timeout=PATIENCE_SECONDS)
     errors: list[BaseException] = []
 
     def waiting() -> None:
         try:
-            notifier.wait(timeout=30)
+            notifier.wait(timeout=PATIENCE_SECONDS)
         except ClosedError as error:
             errors.append(error)
 
     thread = threading.Thread(target=waiting)
     thread.start()
     notifier.close()
-    thread.join(10)
+    thread.join(PATIENCE_SECONDS)
     assert len(errors) == 1
 
 
@@ -389,7 +391,7 @@ def test_a_listener_may_close_the_notifier(notifier: CountNotifier) -> None:
         closed.set()
 
     notifier.register_listener(listener)
-    assert closed.wait(10)
+    assert closed.wait(PATIENCE_SECONDS)
 
 
 def test_closing_waits_for_the_call_that_a_listener_is_in(notifier: CountNotifier) -> None:
@@ -401,7 +403,7 @@ def test_closing_waits_for_the_call_that_a_listener_is_in(notifier: CountNotifie
         finished.set()
 
     notifier.register_listener(listener)
-    assert began.wait(10)
+    assert began.wait(PATIENCE_SECONDS)
     notifier.close()
     assert finished.is_set()
 
@@ -423,7 +425,7 @@ def test_closing_waits_for_the_poll_that_runs_and_is_silent_about_its_end(
 
     with Interrupted(visits, interval_seconds=interval_seconds) as notifier:
         notifier.register_listener(Heard())
-        assert began.wait(10)
+        assert began.wait(PATIENCE_SECONDS)
         notifier.close()
         assert finished.is_set()
     assert caplog.text == ""
@@ -441,7 +443,7 @@ def test_a_poll_may_close_the_notifier(visits: StateSynchronizer[Counter]) -> No
     with Closing(visits, interval_seconds=60) as notifier:
         notifier.register_listener(Heard())
         until(lambda: len(took) > 0, "the poll has closed it")
-    assert took[0] < 3
+    assert took[0] < 3 * busyness()
 
 
 def test_closing_does_not_wait_for_ever(notifier: CountNotifier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,10 +452,10 @@ def test_closing_does_not_wait_for_ever(notifier: CountNotifier, monkeypatch: py
 
     def listener(notification: Counted) -> None:
         began.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE_SECONDS)
 
     notifier.register_listener(listener)
-    assert began.wait(10)
+    assert began.wait(PATIENCE_SECONDS)
     notifier.close()
     assert not go_on.is_set()
     go_on.set()
@@ -481,7 +483,7 @@ def test_an_async_listener_runs_on_the_loop_of_its_registration_one_call_at_a_ti
         notifier.register_listener(functools.partial(listener, "#"))
         for _ in range(3):
             await asyncio.to_thread(elsewhere.update_state_unconditionally, Add())
-        await asyncio.wait_for(all_heard.wait(), 10)
+        await asyncio.wait_for(all_heard.wait(), PATIENCE_SECONDS)
         notifier.close()
         return told
 
@@ -492,7 +494,7 @@ def test_a_lambda_that_returns_a_coroutine_is_awaited(notifier: CountNotifier) -
     async def main() -> int:
         heard: asyncio.Queue[int] = asyncio.Queue()
         notifier.register_listener(lambda n: heard.put(n.value))
-        return await asyncio.wait_for(heard.get(), 10)
+        return await asyncio.wait_for(heard.get(), PATIENCE_SECONDS)
 
     assert asyncio.run(main()) == 0
 
@@ -538,10 +540,10 @@ def test_closing_on_the_loop_does_not_wait_for_a_listener_of_that_loop(notifier:
             await never.wait()
 
         notifier.register_listener(listener)
-        await asyncio.wait_for(began.wait(), 10)
+        await asyncio.wait_for(began.wait(), PATIENCE_SECONDS)
         started = time.monotonic()
         notifier.close()
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 3 * busyness()
 
     asyncio.run(main())
 
@@ -566,13 +568,12 @@ def test_jobs_run_at_their_interval_and_not_after_they_were_removed() -> None:
     removed, stays = threading.Semaphore(0), threading.Semaphore(0)
     remove = SHARED.add(removed.release, interval_seconds=0.02, name="removed")
     remove_other = SHARED.add(stays.release, interval_seconds=0.02, name="stays")
-    assert all(removed.acquire(timeout=10) for _ in range(3))
+    assert all(removed.acquire(timeout=PATIENCE_SECONDS) for _ in range(3))
     remove()
-    assert all(stays.acquire(timeout=10) for _ in range(2))  # a run that had begun is over
     while removed.acquire(blocking=False):
         pass
-    assert all(stays.acquire(timeout=10) for _ in range(3))
-    assert not removed.acquire(blocking=False)
+    assert all(stays.acquire(timeout=PATIENCE_SECONDS) for _ in range(10))
+    assert not removed.acquire(blocking=False) or not removed.acquire(blocking=False)  # a run that had begun
     remove_other()
 
 
