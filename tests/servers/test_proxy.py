@@ -154,8 +154,9 @@ def test_a_delay_takes_its_time_in_each_direction(proxy: TcpProxy, client: socke
     assert time.monotonic() - begun >= 0.2
     proxy.heal()
     begun = time.monotonic()
-    ask(client, b"fast")
-    assert time.monotonic() - begun < 0.2
+    for _ in range(100):
+        ask(client, b"fast")
+    assert time.monotonic() - begun < 100 * 0.2
 
 
 def test_a_lost_answer_is_that_of_a_request_that_was_carried_out(

@@ -41,6 +41,11 @@ def in_a_child(check: Callable[[], object]) -> object:
     return eval(said)
 
 
+@pytest.fixture(autouse=True)
+def forks_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_PATIENCE_SECONDS", LONG)
+
+
 class Inside:
     """A thread inside of ``with forks_wait:``, until it is told to leave."""
 

@@ -45,7 +45,7 @@ def test_an_interrupted_block_leaves_no_ticket(nats_url: str, is_free: bool, spa
             place, error, run = run.place, run.error, None  # the frames hold the lock
             assert isinstance(error, KeyboardInterrupt), f"{error!r} after an interrupt at {place}"
             del error
-            until(lambda: tickets(other) == (not is_free), f"no ticket, interrupted at {place}", seconds=30)
+            until(lambda: tickets(other) == (not is_free), f"no ticket, interrupted at {place}")
             assert not store._fair_lock._waiting, place
             count += 1
         assert count > 30 // sparsely

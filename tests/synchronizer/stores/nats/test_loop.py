@@ -18,12 +18,13 @@ from synchronizer.errors import ClosedError, ReaderGroupError, StoreUnavailableE
 from synchronizer.store import Appended, AttributeChange, UnknownOutcome
 from synchronizer.stores import open_store
 from synchronizer.stores.nats import connection as nats_connection
+from synchronizer.stores.nats import fair_lock
 from synchronizer.stores.nats import loop as nats_loop
 from synchronizer.stores.nats.frames import Outgoing
 from synchronizer.stores.nats.store import NatsStore
 from synchronizer.threads.background import background_errors
 from tests.servers.nats import NatsServer
-from tests.synchronizer.stores.nats.test_store import _proxied
+from tests.synchronizer.stores.nats.test_store import _proxied, answer_within
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 
@@ -90,8 +91,9 @@ def wait_again_while_away(store: NatsStore) -> frozenset[str]:
 @pytest.mark.unexpected_errors
 def test_calls_go_on_in_another_thread_when_the_loop_is_broken(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a program has closed all descriptors, the loop's own among them."""
-    with NatsStore(f"{nats_url}&timeout_seconds=2") as store, NatsStore(nats_url) as second:
+    with NatsStore(nats_url) as store, NatsStore(nats_url) as second:
         store.create("s")
+        answer_within(store, 2.0)
         assert not store.wait({"s": 0}, 0.01)
         waiting = CallInThread(lambda: wait_again_while_away(store))
         until(lambda: store._waiters._waiting)
@@ -107,6 +109,7 @@ def test_calls_go_on_in_another_thread_when_the_loop_is_broken(nats_url: str, mo
         assert store._connection._hidden is not broken
         assert waiting.ended() == {"s"}
         until(lambda: succeeds(lambda: second.info("s")))
+        answer_within(store, PATIENCE_SECONDS)
         length = store.info("s").length
         heard = CallInThread(lambda: store.wait({"s": length}, 60))
         until(lambda: succeeds(lambda: second.append("s", b"y")))
@@ -284,7 +287,8 @@ def test_a_store_whose_server_is_frozen_and_takes_no_more_data_is_closed(monkeyp
             server.resume()
 
 
-def test_a_lock_that_is_held_keeps_its_store_open(nats_url: str) -> None:
+def test_a_lock_that_is_held_keeps_its_store_open(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_lock, "_TICKET_SECONDS", 3600)
     with open_store(nats_url).fair_lock("s", 5.0) as is_held, open_store(nats_url) as other:
         assert is_held
         gc.collect()
@@ -319,8 +323,9 @@ def _interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
 def test_a_client_whose_tasks_have_ended_is_replaced(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """nats-py stops reading at an error that it does not know, and might not notice that itself."""
     monkeypatch.setattr(nats_connection, "_DEAF_SECONDS", 0.0)
-    with NatsStore(nats_url + "&timeout_seconds=0.3") as store:
+    with NatsStore(nats_url) as store:
         store.create("s")
+        answer_within(store, 0.3)
         deaf: Any = store._connection._client
 
         def cancel() -> None:

@@ -21,9 +21,10 @@ from synchronizer.stores.nats.store import NatsStore
 from synchronizer.testing import SegmentStoreConformance
 from tests.places import ROOT
 from tests.servers.nats import NatsServer
-from tests.waiting import until
+from tests.synchronizer.stores.nats.test_store import answer_within
+from tests.waiting import PATIENCE_SECONDS, until
 
-LONG = 60.0
+LONG = PATIENCE_SECONDS
 RIGHTS = rights_of("readergroup")
 #: Each right, and what is left without it.
 WITHOUT = {right: Rights(tuple(r for r in RIGHTS.publish if r != right), RIGHTS.subscribe) for right in RIGHTS.publish}
@@ -56,10 +57,11 @@ def url_of(server: NatsServer, number: int, timeout_seconds: float = LONG) -> st
 
 def test_everything_works_with_these_rights(server: NatsServer) -> None:
     before = len(violations(server))
-    url = url_of(server, len(WITHOUT), timeout_seconds=2)
-    with open_store(url) as store, open_store(url) as other:
+    url = url_of(server, len(WITHOUT), timeout_seconds=LONG)
+    with NatsStore(url) as store, NatsStore(url) as other:
         use(store)
         contend(store, other)
+        answer_within(store, 2.0)
         assert tear(store)
     assert violations(server)[before:] == []
 
@@ -74,12 +76,13 @@ def test_without_one_right_something_fails_at_once_and_names_it(
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         try:
-            url = url_of(server, number, timeout_seconds=2 if tears else LONG)
-            with open_store(url) as store, open_store(url) as other:
+            url = url_of(server, number, timeout_seconds=LONG)
+            with NatsStore(url) as store, NatsStore(url) as other:
                 use(store)
                 contend(store, other)
                 if tears:
                     began = time.monotonic()
+                    answer_within(store, 2.0)
                     tear(store)
         except StoreUnavailableError as error:
             said = str(error)
