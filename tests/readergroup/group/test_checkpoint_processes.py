@@ -14,7 +14,7 @@ import pytest
 
 import readergroup as rg
 from tests.readergroup.reader_processes import GROUP, STREAM, kill, receive, running
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 KEYS = 12
 
@@ -43,7 +43,7 @@ class Ledger:
         self.folder = folder
         self.client = rg.connect(url)
         self.client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(3))
-        self.group = self.client.groups.create(GROUP, streams=[STREAM], reader_timeout_seconds=1.5)
+        self.group = self.client.groups.create(GROUP, streams=[STREAM], reader_timeout_seconds=4.0)
         self.written: list[str] = []
 
     def write(self, count: int) -> None:
@@ -83,14 +83,16 @@ def test_killed_readers_that_add_up_have_each_event_once_after_going_back(ledger
         with ExitStack() as stack:
             processes = readers(ledger, life, stack)
             ledger.write(300)
-            ledger.group.checkpoint(f"first-{life}", timeout=30)
+            ledger.group.checkpoint(f"first-{life}", timeout=PATIENCE_SECONDS)
             ledger.write(100)
             ledger.client.streams.scale(STREAM, **scale)
             ledger.write(100)
-            ledger.group.checkpoint(f"second-{life}", timeout=30)
+            ledger.group.checkpoint(f"second-{life}", timeout=PATIENCE_SECONDS)
             ledger.write(200)
             kill(processes[life][0])
-            assert ledger.group.checkpoint(f"third-{life}", timeout=30).lost, "what one of them had is gone"
+            assert ledger.group.checkpoint(f"third-{life}", timeout=PATIENCE_SECONDS).lost, (
+                "what one of them had is gone"
+            )
             ledger.write(100)
             for process, _ in processes:
                 kill(process)

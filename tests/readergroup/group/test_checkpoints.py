@@ -18,7 +18,7 @@ from readergroup.group.updater import GroupUpdater
 from synchronizer import Deadline, Update
 from tests.readergroup.group.test_reader_group import drain_to_end, read_all
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 
@@ -103,7 +103,7 @@ def two_and_a_checkpoint(
     world.step()
     for counting in (one, other):
         counting.read(10)
-    taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
+    taking = background.submit(world.group.checkpoint, "nightly", timeout=PATIENCE_SECONDS)
     return one, other, events, when_begun(world, taking, lambda: pass_it(world, one, other))
 
 
@@ -265,7 +265,7 @@ def test_where_the_group_stands_is_asked_without_telling_applications(
     counting.read(8)
     told: list[rg.CheckpointNotification] = []
     process.group.checkpoint_notifier.register_listener(told.append)
-    asking = background.submit(world.group.generate_stream_cuts, timeout=20)
+    asking = background.submit(world.group.generate_stream_cuts, timeout=PATIENCE_SECONDS)
     done = threading.Event()
     asking.add_done_callback(lambda _: done.set())
     while not done.wait(0.01):
@@ -287,7 +287,7 @@ def test_as_many_as_may_be_are_under_way_and_the_next_one_waits(world: World, ba
     with pytest.raises(rg.CheckpointTimeoutError, match="r1") as raised:
         world.group.checkpoint("second", timeout=0.1)
     assert raised.value.facts["under_way"] == "first"
-    taking = background.submit(world.group.checkpoint, "second", timeout=20)
+    taking = background.submit(world.group.checkpoint, "second", timeout=PATIENCE_SECONDS)
     when_begun(world, taking, lambda: pass_it(world, counting))
     assert counting.kept.keys() == {"first", "second"}
     assert list(world.group.checkpoints) == ["second"], "as many are kept as may be under way"
@@ -300,7 +300,7 @@ def test_asking_where_the_group_stands_holds_up_no_checkpoint(world: World, back
     updater = GroupUpdater(world.group_log(), world.admin.streams)
     assert updater.begin_checkpoint("cuts", silent=True) is not None
     assert updater.begin_checkpoint("more-cuts", silent=True) is None
-    taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
+    taking = background.submit(world.group.checkpoint, "nightly", timeout=PATIENCE_SECONDS)
     until(lambda: len(outstanding(world)) == 2)
     process.step()
     reader.read(timeout=0)
@@ -312,7 +312,7 @@ def test_of_checkpoints_that_are_completed_together_all_takers_hear(
 ) -> None:
     process = world.process()
     process.reader("r1")
-    asking = [background.submit(world.group.generate_stream_cuts, timeout=20) for _ in range(2)]
+    asking = [background.submit(world.group.generate_stream_cuts, timeout=PATIENCE_SECONDS) for _ in range(2)]
     until(lambda: len(outstanding(world)) == 2)
     world.group.remove_reader("r1")
     first, second = (each.result() for each in asking)
@@ -542,8 +542,8 @@ def test_where_nobody_could_go_on_a_group_is_not_reset_to(world: World) -> None:
 
 def test_a_reset_fails_the_checkpoints_that_are_under_way(world: World, background: ThreadPoolExecutor) -> None:
     world.process().reader("r1")
-    taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
-    world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=20)
+    taking = background.submit(world.group.checkpoint, "nightly", timeout=PATIENCE_SECONDS)
+    world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=PATIENCE_SECONDS)
     world.group.reset("head")
     with pytest.raises(rg.CheckpointFailedError, match="reset"):
         taking.result()
@@ -554,8 +554,8 @@ def test_a_cancelled_checkpoint_is_told_and_holds_nobody_back(world: World, back
     passed: list[str] = []
     reader = world.process().reader("r1", on_checkpoint=passed.append)
     world.write(4)
-    taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
-    world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=20)
+    taking = background.submit(world.group.checkpoint, "nightly", timeout=PATIENCE_SECONDS)
+    world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=PATIENCE_SECONDS)
     other = world.process().group
     assert not other.cancel_checkpoint("weekly")
     assert other.cancel_checkpoint("nightly")
@@ -564,8 +564,8 @@ def test_a_cancelled_checkpoint_is_told_and_holds_nobody_back(world: World, back
     assert not other.cancel_checkpoint("nightly")
     world.step()
     assert len(drain(reader)) == 4 and passed == []
-    again = background.submit(world.group.checkpoint, "nightly", timeout=20)
-    world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=20)
+    again = background.submit(world.group.checkpoint, "nightly", timeout=PATIENCE_SECONDS)
+    world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=PATIENCE_SECONDS)
     world.step()
     reader.read(timeout=0)
     assert again.result().name == "nightly" and passed == ["nightly"]

@@ -10,6 +10,7 @@ import pytest
 
 import readergroup as rg
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, take
+from tests.waiting import PATIENCE_SECONDS
 
 OTHER = "shop/other"
 
@@ -132,8 +133,8 @@ def test_checkpoints_lose_removed_streams_and_get_added_ones_at_their_starts(wor
     drain(world, reader)
     process.reader("r2")
     with ThreadPoolExecutor() as background:
-        taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
-        world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=20)
+        taking = background.submit(world.group.checkpoint, "nightly", timeout=PATIENCE_SECONDS)
+        world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=PATIENCE_SECONDS)
         write(world, OTHER, b"b", b"c")
         world.group.configure(streams=[STREAM, OTHER])
         while not taking.done():
@@ -181,8 +182,8 @@ def test_an_end_is_set_moved_and_removed(world: World, process: Process) -> None
 def test_another_end_fails_the_checkpoints_that_are_under_way(world: World, process: Process) -> None:
     process.reader("r1")
     with ThreadPoolExecutor() as background:
-        taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
-        world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=20)
+        taking = background.submit(world.group.checkpoint, "nightly", timeout=PATIENCE_SECONDS)
+        world.group_log().wait_for(lambda state: bool(state.outstanding_checkpoints), timeout=PATIENCE_SECONDS)
         world.group.configure(end={STREAM: world.admin.streams.info(STREAM).tail})
         with pytest.raises(rg.CheckpointFailedError, match="the end of a stream changed"):
             taking.result()

@@ -168,12 +168,12 @@ def test_a_state_that_cannot_be_followed_is_told_and_asked_for_now_and_then(worl
         with pytest.raises(rg.UnknownUpdateError):
             for _ in range(5_000):
                 assert reader.read(timeout=0) is not None  # there is more, and it goes no further all the same
-                never.wait(0.001)
+                never.wait(0.01)
         with pytest.raises(rg.UnknownUpdateError):
             reader.read(timeout=0)
-        before = len(store.operations)
+        before, began = len(store.operations), time.monotonic()
         threading.Event().wait(0.5)
-        assert len(store.operations) - before < 50
+        assert len(store.operations) - before < 100 * (time.monotonic() - began)
         newer.update_state_unconditionally(rg.RemoveReader(reader="r1"))
         newer.close()
         with pytest.raises(rg.UnknownUpdateError):
@@ -187,9 +187,9 @@ def test_a_group_that_was_deleted_is_asked_for_now_and_then(world: World) -> Non
         world.admin.groups.delete("billing")
         with pytest.raises(rg.NotFoundError):
             list(reader)
-        before = len(store.operations)
+        before, began = len(store.operations), time.monotonic()
         threading.Event().wait(0.5)
-        assert len(store.operations) - before < 50
+        assert len(store.operations) - before < 100 * (time.monotonic() - began)
         reader.close()
         until(lambda: threads() == set(), "the threads end")
 
@@ -198,9 +198,9 @@ def test_a_reader_that_waits_does_not_spin(world: World) -> None:
     with world.in_real_time() as (store, client):
         reader = client.groups.get("billing").reader("r1")
         reader.read(timeout=0)
-        before = len(store.operations)
+        before, began = len(store.operations), time.monotonic()
         assert reader.read(timeout=0.6) is None
-        assert len(store.operations) - before < 40
+        assert len(store.operations) - before < 70 * (time.monotonic() - began)
 
 
 def test_an_event_wakes_a_reader_that_waits(world: World) -> None:

@@ -11,7 +11,7 @@ import readergroup as rg
 from notifications import Change
 from synchronizer import DeadlineExceededError, Map
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain
-from tests.waiting import busyness
+from tests.waiting import PATIENCE_SECONDS, busyness
 
 pytestmark = pytest.mark.stores(round_robin=True)
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
@@ -263,10 +263,10 @@ def test_a_decorated_function_listens_until_it_is_unregistered(world: World, lis
 def test_l4_a_notification_comes_soon_after_the_scale(world: World) -> None:
     with world.in_real_time() as (_, client):
         notifier = client.groups.get("billing").segment_notifier
-        assert notifier.wait(timeout=20).number_of_segments == 2
+        assert notifier.wait(timeout=PATIENCE_SECONDS).number_of_segments == 2
         world.admin.streams.scale(STREAM, split=[0])
         before = client.clock.monotonic()
-        assert notifier.wait(timeout=20).number_of_segments == 3
+        assert notifier.wait(timeout=PATIENCE_SECONDS).number_of_segments == 3
         assert client.clock.monotonic() - before < busyness()
 
 

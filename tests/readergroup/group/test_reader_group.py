@@ -195,7 +195,7 @@ def test_the_end_is_the_end_of_all_streams(world: World) -> None:
         assert reader.read(timeout=0.1) is None
         world.admin.streams.seal(OTHER)
         with pytest.raises(rg.EndOfDataError):
-            reader.read(timeout=20)
+            reader.read(timeout=PATIENCE_SECONDS)
 
 
 # ---------------------------------------------------------------------- streams that go away
@@ -435,14 +435,14 @@ def test_threads_that_open_a_group_at_once_share_it(world: World) -> None:
         groups = []
 
         def open_it() -> None:
-            together.wait(20)
+            together.wait(PATIENCE_SECONDS)
             groups.append(client.groups.get("billing"))
 
         threads = [threading.Thread(target=open_it) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE_SECONDS)
         assert len(groups) == 8 and len(set(map(id, groups))) == 1
 
 

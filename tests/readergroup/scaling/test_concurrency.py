@@ -26,7 +26,7 @@ from synchronizer import open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
 from tests.readergroup.scaling.handlers import Diary, DieAlwaysAt, Fault, InThread, dead_letters, write
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 STREAM = "shop/orders"
 DEAD = "shop/orders-dead"
@@ -393,20 +393,20 @@ def test_an_overdue_event_gives_the_segments_to_others(client: rg.Client, url: s
 
     def stuck(event: rg.Event[bytes]) -> None:
         if event.raw == b"e00003":
-            go_on.wait(120)
+            go_on.wait(PATIENCE_SECONDS)
         seen.append(event.raw.decode())
 
     pool = group.pool(stuck, concurrency=4)
     running = InThread(pool.run)
-    until(lambda: len(seen) == 19)
+    until(lambda: len(seen) >= 19)
     others: list[str] = []
     with rg.connect(url) as second:
         with second.groups.get("billing").reader() as reader:
-            event = reader.read(60)
+            event = reader.read(PATIENCE_SECONDS)
             assert event is not None
             others.append(event.raw.decode())
             go_on.set()
-            until(lambda: len(seen) == 20)
+            until(lambda: len(seen) >= 20)
     assert others[0] <= "e00003"  # those before it come again if they were not committed within 0.5 s
     pool.stop()
     running.join()
@@ -417,12 +417,13 @@ def test_an_overdue_event_gives_the_segments_to_others(client: rg.Client, url: s
 
 def test_a_segment_moves_when_its_started_events_are_done(client: rg.Client, group: rg.ReaderGroup, url: str) -> None:
     """The events that were not started are returned, and no event runs twice."""
+    group.configure(reader_timeout_seconds=600)  # nobody is taken for dead who is only slow
     write(client, STREAM, texts(400), keys=40)
     go_on, watch = threading.Event(), Watch()
 
     def handle(event: rg.Event[bytes]) -> None:
         watch.begin(event)
-        go_on.wait(120)
+        go_on.wait(PATIENCE_SECONDS)
         watch.end(event)
 
     pool = group.pool(handle, concurrency=10)
@@ -495,7 +496,7 @@ def test_stop_finishes_what_was_started_and_returns_the_rest(client: rg.Client, 
 
     def handle(event: rg.Event[bytes]) -> None:
         watch.begin(event)
-        go_on.wait(120)
+        go_on.wait(PATIENCE_SECONDS)
         watch.end(event)
 
     pool = group.pool(handle, concurrency=10)
@@ -526,7 +527,7 @@ def test_stop_repeats_nothing_though_the_lease_has_expired(watch: Watch, monkeyp
         def handle(event: rg.Event[bytes]) -> None:
             watch.begin(event)
             if event.raw == b"e00000":
-                go_on.wait(120)
+                go_on.wait(PATIENCE_SECONDS)
             watch.end(event)
 
         def fail_append(operation: Operation) -> None:
@@ -594,7 +595,7 @@ def test_what_a_segment_may_be_ahead_of_its_first_unfinished_event_is_bounded(cl
             if is_first:
                 stuck.append(event.segment)
         if is_first:
-            assert go_on.wait(120)
+            assert go_on.wait(PATIENCE_SECONDS)
         with lock:
             seen[event.segment] += 1
 

@@ -35,7 +35,7 @@ from tests.readergroup.scaling.handlers import (
     dead_letters,
     write,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 STREAM = "shop/orders"
 DEAD = "shop/orders-dead"
@@ -105,6 +105,7 @@ def assert_in_order_per_owner_and_key(diary: Diary) -> None:
 def test_every_event_is_handled_once_and_run_returns_at_the_end_of_the_data(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str
 ) -> None:
+    group.configure(reader_timeout_seconds=600)  # nobody is taken for dead who is only slow
     write(client, STREAM, texts(3000))
     client.streams.seal(STREAM)
     pool = group.pool(Note(diary), readers=2, workers=workers)  # type: ignore[call-overload]
@@ -392,6 +393,7 @@ def test_a_reader_taken_out_by_hand_is_replaced_by_another(client: rg.Client, gr
 def test_worker_processes_end_when_their_parent_is_killed(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, url: str
 ) -> None:
+    group.configure(reader_timeout_seconds=600)
     program = start_pool_in_a_program(url, diary, "Note(diary)", readers=2)
     try:
         until(lambda: len(group.online_readers()) == 2)
@@ -399,10 +401,10 @@ def test_worker_processes_end_when_their_parent_is_killed(
         until(lambda: len(diary.texts) == 100)
         assert diary.pids
         program.kill()
-        program.wait(30)
+        program.wait(PATIENCE_SECONDS)
         until(lambda: not any(map(is_running, diary.pids)))
         # They were not cut off but left in good order, without the lease running out.
-        until(lambda: group.online_readers() == [], seconds=READER_TIMEOUT_SECONDS)
+        until(lambda: group.online_readers() == [])
     finally:
         program.kill()
 
@@ -562,7 +564,7 @@ def test_a_signal_drains_a_program(
         for pid in [*(diary.pids if to_all else ()), program.pid]:
             os.kill(pid, number)
         hold.let_go()
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=PATIENCE_SECONDS)
         assert (out, program.returncode) == ("returned\n", 0), err
     finally:
         program.kill()
