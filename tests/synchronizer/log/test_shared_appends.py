@@ -285,7 +285,8 @@ class TestDeadlines:
             second.release()
             # Whoever of the two sends: the hasty one does not know, the patient one does.
             until(lambda: batch[0].done(), "the deadline of the hasty one")
-            clock.advance(1)
+            # Whenever the patient one begins to pause before it asks again.
+            until(lambda: bool(clock.advance(0.1)) or batch[1].done(), "the end of its pauses")
             with pytest.raises(OutcomeUnknownError):
                 answer(batch[0])
             assert answer(batch[1]).value in (11, 21)
@@ -372,7 +373,10 @@ def test_threads_that_update_at_once_need_far_fewer_appends() -> None:
     store.before = lambda operation: pause.wait(0.002) and None
     appends = store.count("append")
 
+    together = threading.Barrier(16, timeout=LONG)
+
     def work() -> None:
+        together.wait()
         for _ in range(20):
             replica.update_state_unconditionally(Add())
 
