@@ -322,10 +322,12 @@ class Participant:
         """
         while True:
             news = self._news.next_ring()  # without the lock: one that rings in between is set
+            has_ended = self._ended is not None  # first: a close in between also makes conditions true
             if condition():
                 return True
             self._start_threads()
-            self.check_open()
+            if has_ended:
+                self.check_open()
             if deadline.passed:
                 return False
             self._clock.wait(news, deadline.remaining())

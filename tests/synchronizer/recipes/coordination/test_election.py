@@ -10,6 +10,7 @@ import pytest
 
 from synchronizer import (
     ClosedError,
+    Deadline,
     DeadlineExceededError,
     InvalidArgumentError,
     LeaseLostError,
@@ -350,8 +351,9 @@ class Campaign:
         self.answers: list[bool] = []
         self._thread = threading.Thread(target=lambda: self.answers.append(election.campaign()))
         self._thread.start()
-        taking_part = election._participant  # it starts its threads when the call waits
-        until(lambda: taking_part.joined and taking_part._kept is taking_part._lease, "the campaign")
+        election.synchronizer.wait_for(
+            lambda state: any(each.member == election.candidate_id for each in state.members), timeout=LONG
+        )
 
     def ended(self) -> list[bool]:
         self._thread.join(LONG)
@@ -380,6 +382,22 @@ def test_resigning_and_closing_end_a_campaign_that_waits(world: World) -> None:
         with pytest.raises(ClosedError):
             c.campaign(timeout=LONG)
         assert [each.member for each in a.synchronizer.fetch_updates().members] == ["a"]
+
+
+def test_a_campaign_whose_election_is_closed_while_it_looks_ends_without_an_error(world: World) -> None:
+    with running(world, "a") as a, running(world, "b") as b:
+        assert a.campaign() and not b.campaign(wait=False)
+        participant, looks = b._participant, []
+
+        def look() -> bool:
+            if looks:
+                return not participant.wanted
+            looks.append("before the close")
+            b.close()
+            participant._end(ClosedError("as the threads of the election learn"))
+            return False
+
+        assert participant.wait_until(look, Deadline(SystemClock(), LONG))
 
 
 @pytest.mark.parametrize("end", [LeaderElection.resign, LeaderElection.close])
