@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -112,7 +113,8 @@ class Waiters:
                 watch.close()
             else:
                 self._wanted.set()
-                watch.wake()
+                with contextlib.suppress(Exception):  # the thread has closed it already
+                    watch.wake()
             raise
 
     def _await_change(self, waiter: Waiter, deadline: Deadline) -> frozenset[str]:

@@ -1,12 +1,16 @@
-"""How often those who wait look for themselves."""
+"""How often those who wait look for themselves, and what an interrupt of the first one leaves."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 
+import pytest
+
 from synchronizer import SystemClock
 from synchronizer.stores.waiting import Waiters
+from synchronizer.threads.background import BackgroundThread
+from tests.waiting import PATIENCE_SECONDS
 
 
 class Silent:
@@ -60,3 +64,33 @@ class TestLooks:
         assert waiters.wait({"a": 0}, 10) == {"a"}
         change.join()
         waiters.close()
+
+
+class Closing(Silent):
+    """A watch that its thread closes before another one wakes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed = threading.Event()
+
+    def wake(self) -> None:
+        assert self._closed.wait(PATIENCE_SECONDS)
+        raise OSError("the watch is closed")
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def test_an_interrupt_is_raised_also_if_the_thread_that_it_started_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = BackgroundThread.start
+
+    def interrupted(thread: BackgroundThread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    waiters = Waiters(Closing, Segments().look, SystemClock())
+    with monkeypatch.context() as patched:
+        patched.setattr(BackgroundThread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            waiters.wait({"a": 0}, 1.0)
+    waiters.close()
