@@ -111,7 +111,8 @@ class BackgroundPolling:
     def stop(self) -> None:
         """Stop soon, without waiting for a running poll. Stopping twice is no error."""
         self._stopping.set()
-        _uninterrupted(self._end_job, self._name)
+        if self._wakers:  # it was started
+            _uninterrupted(self._end_job, self._name)
 
     def _add_job(self, add: Callable[[], Callable[[], None]], stopping: threading.Event) -> None:
         with self._changing_job:

@@ -7,9 +7,9 @@ call. Comparisons with NaN are false, and True counts as 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
-from typing import Final
+from typing import Final, TypeGuard
 
 from .errors import InvalidArgumentError
 
@@ -35,7 +35,7 @@ def check_items(values: object, kind: type, name: str, *, or_none: bool = False)
         )
 
 
-def holds_items(values: object, kind: type) -> bool:
+def holds_items(values: object, kind: type) -> TypeGuard[Iterable[object]]:
     """Return whether ``values`` is a ``kind`` of items, such as an Iterable, and no single value.
 
     Python would take the letters of a text, the numbers of bytes and the keys of a mapping for the items.

@@ -9,12 +9,11 @@ import typer
 import readergroup as rg
 from synchronizer.threads.flag import Flag
 
-from .escaping import printable
 from .groups import Name, commands
 from .screen import out, print_json, say
 from .session import WrongUsage, ended_by_signal, session
 from .streams import AsJson
-from .watching import gap_words, words
+from .watching import words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,5 +76,5 @@ def _row(notification: rg.Notification) -> Table:
     row.add_column(min_width=8, justify="right", no_wrap=True)
     row.add_column(overflow="fold")
     at = notification.seen_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    row.add_row(at, str(notification.revision), printable(words(notification)) + gap_words(notification))
+    row.add_row(at, str(notification.revision), words(notification))
     return row

@@ -74,9 +74,9 @@ def read(
             readers.append(opened)
             # On a terminal the printed events show the progress.
             with progress(f"reading {stream}", limit, hidden=stdout_may_end_on_a_terminal()) as advance:
-                done = 0
+                done, line_of = 0, _line_of(as_json=as_json)
                 for batch in _batches(opened, found, interruption, follow=follow, limit=limit):
-                    _print(batch, json_line if as_json else _raw_line)
+                    _print(batch, line_of)
                     done += len(batch)
                     advance(len(batch), count(done, "event"))
 
@@ -89,9 +89,9 @@ def _read_between(
         last = place_of(client, stream, "--to", end or "tail")
         events = events_between(client, stream, first, last, most=limit)
         with progress(f"reading {stream}", limit, hidden=stdout_may_end_on_a_terminal()) as advance:
-            done = 0
+            done, line_of = 0, _line_of(as_json=as_json)
             while part := list(islice(events, _BATCH)):
-                print_lines(map(json_line if as_json else _raw_line, part))
+                print_lines(map(line_of, part))
                 done += len(part)
                 advance(len(part), count(done, "event"))
 
@@ -137,11 +137,19 @@ def _nothing_left(reader: rg.Reader[bytes], group: rg.ReaderGroup) -> bool:
     )
 
 
+def _line_of(*, as_json: bool) -> Callable[[rg.Event[bytes]], bytes]:
+    """Return what makes the line of an event, for standard output as it is now."""
+    if as_json:
+        return json_line
+    return _escaped_line if sys.stdout.isatty() else _raw_line
+
+
 def _raw_line(event: rg.Event[bytes]) -> bytes:
-    data = event.raw
-    if sys.stdout.isatty():
-        data = printable(data.decode(errors="backslashreplace")).encode()
-    return data + b"\n"
+    return event.raw + b"\n"
+
+
+def _escaped_line(event: rg.Event[bytes]) -> bytes:
+    return printable(event.raw.decode(errors="backslashreplace")).encode() + b"\n"
 
 
 def json_line(event: rg.Event[bytes]) -> bytes:

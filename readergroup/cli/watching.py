@@ -169,14 +169,16 @@ def behind(lag: rg.GroupLag | rg.LagSample | rg.LagNotification) -> str:
 def line_of(notification: rg.Notification) -> str:
     """Return a notification on one line, for people."""
     at = notification.seen_at.astimezone().strftime("%H:%M:%S")
-    return f"{at}  {printable(words(notification))}{gap_words(notification)}"
-
-
-def gap_words(notification: rg.Notification) -> str:
-    return "  (some earlier changes are missing)" if notification.gap else ""
+    return f"{at}  {words(notification)}"
 
 
 def words(notification: rg.Notification) -> str:
+    """Return a notification in words, and whether it skips changes."""
+    gap = "  (some earlier changes are missing)" if notification.gap else ""
+    return printable(_words_of_kind(notification)) + gap
+
+
+def _words_of_kind(notification: rg.Notification) -> str:
     from ..group import words as of_group
 
     match notification:

@@ -59,7 +59,7 @@ def test_an_interrupted_registration_takes_no_change_from_other_listeners(
         notifier.unregister_listener(heard)
         visits.update_state_unconditionally(Add())
 
-    with notifier._polling._polling:  # nothing is told in the background
+    with notifier._polling._polling:  # the background threads tell nothing meanwhile
         for run in interrupts(lambda: notifier.register_listener(heard), one_in=sparsely, before=change):
             assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
             notifier.poll()

@@ -109,7 +109,7 @@ def shop(shared_store_url: str, tmp_path: Path) -> Iterator[Shop]:
 
 
 def test_several_processes_share_a_stream_and_each_event_is_read_once(shop: Shop) -> None:
-    shop.group.configure(reader_timeout_seconds=600)  # nobody is taken for dead who is only slow
+    shop.group.configure(reader_timeout_seconds=600)  # a slow reader keeps its lease
     shop.write(600)
     with ExitStack() as stack:
         readers = [

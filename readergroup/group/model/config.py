@@ -36,7 +36,7 @@ def new_reader_id() -> str:
 
 def are_names(streams: object) -> TypeGuard[Collection[str]]:
     """Return whether ``streams`` may be the names of several streams."""
-    return holds_items(streams, Collection) and all(isinstance(each, str) for each in streams)  # type: ignore[attr-defined]
+    return holds_items(streams, Collection) and all(isinstance(each, str) for each in streams)
 
 
 MAX_PROCESSING_SECONDS: Final = 300.0

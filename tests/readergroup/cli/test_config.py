@@ -274,7 +274,7 @@ def test_on_a_terminal_it_prompts_and_ends_at_a_key(key: bytes, cli: Cli) -> Non
 
 
 def _press(controller: int, key: bytes) -> bytes:
-    """Press it and return the first of what is shown then.
+    """Press the key, and return what the terminal shows first after that.
 
     CPython loses a signal that comes between the prompt that readline shows and its waiting for keys (seen in
     `readline_until_enter_or_signal` of 3.11.7, 3 of 400 times under load): any next key brings it up.

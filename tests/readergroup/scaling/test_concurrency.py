@@ -417,7 +417,7 @@ def test_an_overdue_event_gives_the_segments_to_others(client: rg.Client, url: s
 
 def test_a_segment_moves_when_its_started_events_are_done(client: rg.Client, group: rg.ReaderGroup, url: str) -> None:
     """The events that were not started are returned, and no event runs twice."""
-    group.configure(reader_timeout_seconds=600)  # nobody is taken for dead who is only slow
+    group.configure(reader_timeout_seconds=600)  # a slow reader keeps its lease
     write(client, STREAM, texts(400), keys=40)
     go_on, watch = threading.Event(), Watch()
 

@@ -105,7 +105,7 @@ def assert_in_order_per_owner_and_key(diary: Diary) -> None:
 def test_every_event_is_handled_once_and_run_returns_at_the_end_of_the_data(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str
 ) -> None:
-    group.configure(reader_timeout_seconds=600)  # nobody is taken for dead who is only slow
+    group.configure(reader_timeout_seconds=600)  # a slow reader keeps its lease
     write(client, STREAM, texts(3000))
     client.streams.seal(STREAM)
     pool = group.pool(Note(diary), readers=2, workers=workers)  # type: ignore[call-overload]

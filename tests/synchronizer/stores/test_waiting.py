@@ -1,4 +1,4 @@
-"""How often those who wait look for themselves, and what an interrupt of the first one leaves."""
+"""How often a waiting call looks for changes itself, and what an interrupt of the first call leaves."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_nobody_waits_for_one_who_died_or_is_stopped_and_later_all_pass(shared_s
             barrier.synchronizer.wait_for(lambda state: len(state.waiting) == 2, timeout=LONG)
 
         def all_pass() -> None:
-            two_wait(LONG)  # nobody is taken for dead who is only slow
+            two_wait(LONG)  # a slow process keeps its lease
             assert {barrier.wait(timeout=LONG), receive(one), receive(another)} == {0, 1, 2}
 
         all_pass()
