@@ -64,7 +64,8 @@ class Returning:
 
     def close(self) -> None:
         self._stopping.set()
-        self._thread.join(2 * _LOCK_SECONDS)
+        if self._thread.is_alive():  # an interrupt may have come before it was
+            self._thread.join(2 * _LOCK_SECONDS)
 
     def clear(self) -> None:
         """Drop what handlers have left since the group was deleted."""

@@ -82,6 +82,7 @@ class PoolWorker(Protocol):
     @property
     def left_in_hand(self) -> Sequence[InHand]: ...
 
+    def start(self) -> None: ...
     def stop(self) -> None: ...
     def end(self) -> None: ...
 
@@ -381,13 +382,20 @@ class ReaderPool(Generic[T]):
             if self._over:
                 return
             try:
-                worker = self._start()
-                self._workers.append(worker)
-                self._logger.info("worker %s of %s starts", worker.reader_id, self._group.name, extra=_of(worker))
+                self._start(self._new_worker())
             except StoreUnavailableError as error:  # no thread or process is available now
                 return self._start_later(f"a worker could not be started: {error}")
 
-    def _start(self) -> PoolWorker:
+    def _start(self, worker: PoolWorker) -> None:
+        self._workers.append(worker)  # first: its handler may interrupt this thread at once
+        try:
+            worker.start()
+        except StoreUnavailableError:
+            self._workers.remove(worker)
+            raise
+        self._logger.info("worker %s of %s starts", worker.reader_id, self._group.name, extra=_of(worker))
+
+    def _new_worker(self) -> PoolWorker:
         reader_id = new_reader_id()
         if self._pickled_task is not None:
             deaths = [Deaths(*each) for each in self._died_over.items()]

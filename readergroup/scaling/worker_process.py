@@ -96,7 +96,7 @@ def _picklable(error: BaseException) -> BaseException:
 
 
 class ProcessWorker:
-    """A worker process that starts at once. Reading `alive` also receives the messages of the process."""
+    """A worker process. Reading `alive` also receives the messages of the process."""
 
     def __init__(self, task: bytes, reader_id: str, deaths: Sequence[Deaths], slots: int = 1) -> None:
         self.reader_id = reader_id
@@ -104,24 +104,14 @@ class ProcessWorker:
         self.stopping = False
         self._failure: BaseException | None = None
         self._ready = False
-        self._pipe, theirs = _spawn.Pipe()
+        self._pipe, self._theirs = _spawn.Pipe()
         # Daemonic, so that a program that ends without stopping its pool does not wait for its children.
         self._process = _spawn.Process(
             target=work_in_process,
-            args=(task, reader_id, theirs, self._hand, deaths),
+            args=(task, reader_id, self._theirs, self._hand, deaths),
             name=f"worker {reader_id}",
             daemon=True,
         )
-        try:
-            self._process.start()
-        except OSError as error:
-            self._pipe.close()
-            raise StoreUnavailableError(
-                "the system cannot start another process; end other processes, or raise the process limit of this user",
-                error=str(error),
-            ) from error
-        finally:
-            theirs.close()
 
     @property
     def pid(self) -> int:
@@ -156,6 +146,18 @@ class ProcessWorker:
     def reached(self) -> Positions:
         return self._hand.reached
 
+    def start(self) -> None:
+        try:
+            self._process.start()
+        except OSError as error:
+            self._pipe.close()
+            raise StoreUnavailableError(
+                "the system cannot start another process; end other processes, or raise the process limit of this user",
+                error=str(error),
+            ) from error
+        finally:
+            self._theirs.close()
+
     def tell(self, deaths: Deaths) -> None:
         """Send the worker these deaths. It begins no batch that it reads later before it knows of them."""
         self._hand.deaths_sent.value += 1
@@ -168,6 +170,8 @@ class ProcessWorker:
 
     def end(self) -> None:
         """End the worker now: abort its handler, and kill the process if that does not help."""
+        if not self.pid:
+            return  # it was not started
         try:
             self._send("end")
             self._process.join(LEAVE_SECONDS)

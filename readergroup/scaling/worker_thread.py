@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ThreadWorker:
-    """A worker thread that starts at once. It calls ``on_end`` just before it ends."""
+    """A worker thread. It calls ``on_end`` just before it ends."""
 
     def __init__(self, task: Task[Any], reader_id: str, on_end: Callable[[], object]) -> None:
         self.reader_id = reader_id
@@ -32,7 +32,6 @@ class ThreadWorker:
         self._on_end = on_end
         self._worker = new_worker(task, reader_id)
         self._thread = BackgroundThread(self._run, name=f"worker {reader_id}")
-        self._thread.start()
 
     @property
     def alive(self) -> bool:
@@ -42,6 +41,9 @@ class ThreadWorker:
     def left_in_hand(self) -> Sequence[InHand]:
         """Nothing: an event cannot kill a thread without killing the process."""
         return ()
+
+    def start(self) -> None:
+        self._thread.start()
 
     def stop(self) -> None:
         """Ask the worker to end after the event in hand."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import readergroup as rg
+from synchronizer.threads.background import BackgroundThread
 from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import CallInThread, until
 
@@ -53,6 +54,26 @@ def test_an_interrupted_pool_leaves_nothing_behind(
         until(closing(pools[-1]), f"close returns, interrupted at {run.place}", seconds=30)
         until(lambda: not living_since(before), f"threads end, interrupted at {run.place}", seconds=30)
         assert group.online_readers() == [], run.place
+
+
+def test_a_worker_that_works_before_its_start_returns_is_found_by_an_interrupted_pool(
+    group: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handling, start = threading.Event(), BackgroundThread.start
+
+    def start_slowly(thread: BackgroundThread) -> None:
+        start(thread)
+        if thread.name.startswith("worker"):
+            assert handling.wait(30)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(BackgroundThread, "start", start_slowly)
+    before = {*threading.enumerate()}
+    with group._client.writer("shop/orders") as writer:
+        writer.write(b"1")
+    with pytest.raises(KeyboardInterrupt):
+        group.pool(lambda event: handling.set()).run()
+    until(lambda: not living_since(before), "the worker ends", seconds=30)
 
 
 def closing(pool: rg.ReaderPool[bytes]) -> Callable[[], bool]:
