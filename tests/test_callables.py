@@ -481,7 +481,6 @@ THE_SAME: Final = {
     "Reader.__init__(on_checkpoint)": "ReaderGroup.reader(on_checkpoint)",
     "Reader.__init__(on_release)": "ReaderGroup.reader(on_release)",
     "Reader.__init__(serializer)": "ReaderGroup.reader(serializer)",
-    "ReaderGroup.concurrent_reader(serializer)": "ReaderGroup.reader(serializer)",
     "ReaderGroup.open_reader(on_assign)": "ReaderGroup.reader(on_assign)",
     "ReaderGroup.open_reader(on_checkpoint)": "ReaderGroup.reader(on_checkpoint)",
     "ReaderGroup.open_reader(on_release)": "ReaderGroup.reader(on_release)",

@@ -64,7 +64,6 @@ if TYPE_CHECKING:  # each method loads what it starts
     from ..streams.event import Position
     from ..streams.serializers import Serializer
     from ..telemetry.counters import GroupCounters
-    from .concurrent_reader import ConcurrentReader
     from .coordinator import ReaderCoordinator
     from .distribution import Distribution
     from .following import CheckpointCallback, Claims, SegmentCallback
@@ -217,13 +216,14 @@ class ReaderGroup:
         reader_id: str | None,
         *,
         serializer: Serializer[Any] | None,
-        auto_commit: bool,
-        on_assign: SegmentCallback | None,
-        on_release: SegmentCallback | None,
-        on_checkpoint: CheckpointCallback | None,
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
+        in_flight: EventsInFlight | None = None,
         claims: Claims | None = None,
     ) -> R:
-        """`reader`, of this class."""
+        """`reader`, of this class. Pools use it."""
         reader = kind(
             self._updater,
             self.coordinator,
@@ -233,30 +233,6 @@ class ReaderGroup:
             on_assign=on_assign,
             on_release=on_release,
             on_checkpoint=on_checkpoint,
-            claims=claims,
-            timeout=self._client.timeout,
-            on_close=self._forget,
-        )
-        self._close_at_end(reader)
-        return reader
-
-    def concurrent_reader(
-        self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight, claims: Claims | None = None
-    ) -> ConcurrentReader[T]:
-        """Open the reader of a worker that handles many events at once. Pools use it."""
-        with loading():
-            from .concurrent_reader import ConcurrentReader
-            from .following import Claims
-            from .reader import EventsInFlight
-
-        check_type(in_flight, EventsInFlight, "in_flight")
-        check_type(claims, Claims, "claims", or_none=True)
-        reader = ConcurrentReader(
-            self._updater,
-            self.coordinator,
-            reader_id,
-            serializer,
-            auto_commit=False,
             in_flight=in_flight,
             claims=claims,
             timeout=self._client.timeout,

@@ -103,7 +103,14 @@ class ConcurrentWorker(Worker[T]):
 
     def _run(self, on_ready: Callable[[], object]) -> None:
         task = self._task
-        with task.group.concurrent_reader(self.reader_id, task.serializer, self, self._sink) as reader:
+        with task.group.open_reader(
+            ConcurrentReader[T],
+            self.reader_id,
+            serializer=task.serializer,
+            auto_commit=False,
+            in_flight=self,
+            claims=self._sink,
+        ) as reader:
             self._reader = self._concurrent_reader = reader
             self._executor = executor = self._new_executor()
             try:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 if TYPE_CHECKING:  # a group is loaded without what it can start
     from synchronizer import Clock, HeldLock, StateSynchronizer
 
-    from ..group.concurrent_reader import ConcurrentReader
-    from ..group.following import CheckpointCallback, Claims, SegmentCallback
+    from ..group.following import Claims
     from ..group.lag import GroupLag
     from ..group.model.config import ReaderGroupConfig
     from ..group.model.state import ReaderGroupState
@@ -19,7 +18,6 @@ if TYPE_CHECKING:  # a group is loaded without what it can start
     from ..streams.serializers import Serializer
 
 R = TypeVar("R", bound="Reader[Any]")
-T = TypeVar("T")
 
 
 class ScaledGroup(Protocol):
@@ -35,22 +33,16 @@ class ScaledGroup(Protocol):
     @property
     def config(self) -> ReaderGroupConfig: ...
     def lag(self) -> GroupLag: ...
-    def reader(self, reader_id: str, *, serializer: Serializer[T]) -> Reader[T]: ...
     def open_reader(
         self,
         kind: type[R],
         reader_id: str | None,
         *,
         serializer: Serializer[Any] | None,
-        auto_commit: bool,
-        on_assign: SegmentCallback | None,
-        on_release: SegmentCallback | None,
-        on_checkpoint: CheckpointCallback | None,
+        auto_commit: bool = True,
+        in_flight: EventsInFlight | None = None,
         claims: Claims | None = None,
     ) -> R: ...
-    def concurrent_reader(
-        self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight, claims: Claims | None = None
-    ) -> ConcurrentReader[T]: ...
 
 
 class PoolClient(Protocol):

@@ -145,19 +145,8 @@ class Worker(Generic[T]):
                 pass
 
     def _new_reader(self) -> Reader[T]:
-        group, serializer = self._task.group, self._task.serializer
-        if self._sink is None:
-            return group.reader(self.reader_id, serializer=serializer)
-        return group.open_reader(
-            Reader[T],
-            self.reader_id,
-            serializer=serializer,
-            auto_commit=True,
-            on_assign=None,
-            on_release=None,
-            on_checkpoint=None,
-            claims=self._sink,
-        )
+        task = self._task
+        return task.group.open_reader(Reader[T], self.reader_id, serializer=task.serializer, claims=self._sink)
 
     def _with_sink(self, handle: Callable[..., object]) -> Handle:
         """Return the handler that the worker calls with events."""

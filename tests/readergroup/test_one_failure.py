@@ -540,7 +540,7 @@ NOT_CALLED: Final[Mapping[str, frozenset[str]]] = {
         "EventProcessor.forget_dead_letters", "EventProcessor.handled_upto", "EventProcessor.outstanding_bytes",
         "HeldLock.release", "LeaderElection.observe", "NotificationRecord.follow", "NotificationRecord.record_batches",
         "NotificationRecord.table", "Reader.batches", "Reader.go_on", "Reader.read_arrow", "Reader.read_batch",
-        "ReaderGroup.concurrent_reader", "ReaderGroup.open_reader", "ReaderGroupManager.note_skipped",
+        "ReaderGroup.open_reader", "ReaderGroupManager.note_skipped",
         "ReaderGroupManager.subscribers", "SharedConfig.watch", "SharedCounter.watch", "SharedMap.watch",
         "SharedSet.watch", "StateSynchronizer.update_state_with_attributes", "StateSynchronizer.watch",
         "StreamManager.fetch_state", "StreamManager.finish_pending", "StreamManager.resolve",

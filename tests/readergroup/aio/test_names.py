@@ -53,7 +53,7 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
     "for other parts of the SDK": frozenset({
         "Barrier.arrival", "Barrier.check_open", "Barrier.closed", "BatchClient.ranges_between",
         "EventWriter.has_room", "EventWriter.wait_for_room", "LeaderElection.check_open",
-        "LeaderElection.on_news", "ReaderGroup.concurrent_reader", "ReaderGroup.open_reader",
+        "LeaderElection.on_news", "ReaderGroup.open_reader",
         "ReaderGroupManager.note_skipped", "ReaderGroupManager.subscribers", "ReaderPool.task",
         "StateSynchronizer.wait_for_growth",
         "StateSynchronizer.transitions", "StateSynchronizer.update_state_with_attributes",
