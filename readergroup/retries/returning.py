@@ -131,14 +131,14 @@ class Returning:
         return head
 
     def _is_due(self, log: DelayLog, frame: WaitingFrame) -> bool:
-        now = self._clock.monotonic()
         if log.segment not in self._seen:
-            self._seen[log.segment] = self._store.info(log.segment).length, now
+            length = self._store.info(log.segment).length
+            self._seen[log.segment] = length, self._clock.monotonic()  # after the call, which may take long
         if self._clock.time() >= frame.event.due:
             return True
         # If the clock was set back, events wait for their delay once more, and no longer.
         length, since = self._seen[log.segment]
-        if now - since < log.delay:
+        if self._clock.monotonic() - since < log.delay:
             return False
         if frame.offset < length:
             return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import math
@@ -509,6 +510,30 @@ def test_a_clock_that_is_set_back_delays_a_retry_by_its_delay_at_most() -> None:
         assert waited < 25
 
 
+def test_an_event_that_is_stored_during_a_long_look_waits_for_its_whole_delay() -> None:
+    store = FailingStore(open_store(f"memory://{random.random()}"))
+    clock = InstantClock()
+    client = rg.Client(store, clock=clock)
+    clock.run_when_due(client.step)
+    group = set_up(client, 0)
+    diverting = Diverting(store.inner, GROUP, clock, 30)
+    diverting.put(waiting(0, clock.time() + 10), 10, token=5)
+    looks = itertools.count()
+
+    def take_long(operation: Operation) -> None:
+        if operation.verb == "info" and operation.segment.startswith("retries/") and next(looks) == 1:
+            clock.wait(threading.Event(), 6.0)
+            diverting.put(waiting(1, clock.time() + 10), 10, token=5)
+
+    returning = Returning(client, group, policy(10))
+    store.before = take_long
+    returning.step()
+    for moved, returned in ((4.0, [b"0"]), (5.9, [b"0"]), (0.1, [b"0", b"1"])):
+        clock.wait(threading.Event(), moved)
+        returning.step()
+        assert [event.data for event in stored(client, RETRIES)] == returned
+
+
 # ---------------------------------------------------------------------- streams and groups that change
 
 
@@ -518,11 +543,7 @@ def test_events_of_a_deleted_group_are_dropped_and_a_new_one_of_its_name_begins_
         until(lambda: summary(client.store, GROUP).events == 3, "all wait")
     client.groups.delete(GROUP)
     assert summary(client.store, GROUP).events == 0
-    again = (
-        client.groups.create(GROUP, streams=[ORDERS, RETRIES], start=client.streams.info(ORDERS).head)
-        if False
-        else (client.groups.create(GROUP, streams=[ORDERS, RETRIES]))
-    )
+    again = client.groups.create(GROUP, streams=[ORDERS, RETRIES])
     with Running(again.pool(always_fails, retry=policy(3600))):
         until(lambda: summary(client.store, GROUP).events == 3, "all wait again")
 
