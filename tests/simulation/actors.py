@@ -24,6 +24,7 @@ from synchronizer import (
 
 from .auditor import Hearing
 from .ledger import LEDGER_UPDATES, Enter, Ledger, Strike
+from .retrying import retry_later
 from .scenario import KEEPERS_OF_CHECKPOINTS, Actor
 from .transacting import transact
 from .world import Process
@@ -366,6 +367,9 @@ class Application:
 
     def transactor(self) -> None:
         transact(self)
+
+    def retrier(self) -> None:
+        retry_later(self)
 
     # ------------------------------------------------------------------ others
 

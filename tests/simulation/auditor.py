@@ -47,6 +47,7 @@ from synchronizer.state import StateCodec
 
 from .keeping import Keeping
 from .ledger import LEDGER_UPDATES, Ledger
+from .retrying import PLACES, Retries
 from .together import Together
 from .world import Done, Process, World
 
@@ -204,6 +205,7 @@ class Auditor:
         self.changed_at = 0.0  # the last change of members, segments or weights
         self.together = Together(self)
         self.keeping = Keeping(self.broken, self._stored_offsets)
+        self.retries = Retries(self)
         self.reset_at: dict[str, int] = {}  # by stream: what has a smaller token is of before its last reset
         self.planned_at: list[float] = []  # entries that only move segments
         #: Told of what begins and ends: "hand-over", a name, and whether it begins.
@@ -219,6 +221,9 @@ class Auditor:
     # ------------------------------------------------------------------ what reaches the store
 
     def done(self, done: Done) -> None:
+        if done.segment.startswith(PLACES):
+            self.retries.done(done)
+            return
         kind = done.segment.partition("/")[0]
         if done.verb == "truncate" and kind in _LOGS:
             self._check_truncation(done)

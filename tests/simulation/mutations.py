@@ -31,6 +31,9 @@ from readergroup.group.model.updates import ConfigureStreams, RemoveReader, Rese
 from readergroup.group.progress import Progress
 from readergroup.group.updater import GroupUpdater
 from readergroup.record.recorder import NotificationRecording
+from readergroup.retries.diverting import DelayedEvents
+from readergroup.retries.returning import Returning
+from readergroup.retries.waiting import Diverting
 from readergroup.scaling.concurrent_worker import ConcurrentWorker
 from readergroup.scaling.in_flight import InFlight
 from readergroup.streams.data_segments import DataSegments
@@ -490,6 +493,34 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
                 "for segment, found in [*start.segments.items()][1:]:",
             ),
         ),
+    ),
+    Mutation(
+        "what waits is stored once",
+        "A reader that takes over a segment does not look which of its events wait.",
+        491,
+        frozenset({"S3"}),
+        (Words(Diverting, "_take_over", "for each in log.all()", "for each in ()"),),
+    ),
+    Mutation(
+        "a retry ends a wait",
+        "Events that were returned to their group go on waiting.",
+        28,
+        frozenset({"S3"}),
+        (Words(Returning, "_return", "self._store.truncate(log.segment, frames[-1].end)", "pass"),),
+    ),
+    Mutation(
+        "returned events are known",
+        "A process that returns events does not look which of them a former one has returned.",
+        679,
+        frozenset({"S3"}),
+        (Words(Returning, "_return", "left.pop(row, None)", "pass"),),
+    ),
+    Mutation(
+        "a failure waits before it counts",
+        "An event that failed counts as processed and is not stored for its retry.",
+        28,
+        frozenset({"S2"}),
+        (Words(DelayedEvents, "divert", "self._diverting.put(waiting, delay, event.fencing_token)", "pass"),),
     ),
 )
 

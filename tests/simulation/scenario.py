@@ -197,6 +197,9 @@ def generate(seed: int) -> Scenario:
     chance = random.Random(f"configuring/{seed}")
     if chance.random() < 0.15:
         scenario = _with_configurers(scenario, chance)
+    chance = random.Random(f"retrying/{seed}")
+    if chance.random() < 0.05:
+        scenario = _with_retriers(scenario, chance)
     chance = random.Random(f"archive/{seed}")
     return _with_archive(scenario, chance) if chance.random() < 0.05 else scenario
 
@@ -344,6 +347,41 @@ def _with_concurrent_pools(scenario: Scenario, rng: random.Random) -> Scenario:
         for actor in scenario.actors
     ]
     return replace(scenario, actors=tuple(actors), events=2 * scenario.events)
+
+
+def _with_retriers(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The same, with pools that retry events later, and die over it.
+
+    Not where somebody deletes a stream, or truncates it at a position of the other group.
+    """
+    if any(actor.kind in ("founder", "keeper") for actor in scenario.actors):
+        return scenario
+    last = scenario.duration - scenario.timeout
+    clocks_agree = rng.random() < 0.5
+    actors = [
+        Actor(
+            f"retrier{number}",
+            "retrier",
+            at=rng.choice((0.0, rng.uniform(0, last / 2))),
+            pause=rng.choice((0.01, 0.05, 0.2)),
+            clock_rate=1.0 if clocks_agree else rng.choice((1.0, 0.99, 1.01)),
+            clock_offset=0.0 if clocks_agree else rng.choice((0.0, rng.uniform(0, 100))),
+        )
+        for number in range(1, rng.choice((2, 3, 4)))
+    ]
+    mishaps = []
+    for actor in actors:
+        at = rng.uniform(actor.at, last)
+        mishap = rng.choice(("dies", "kill", "stop", "stop", "trouble", "cut off", ""))
+        if mishap == "dies":
+            moment = rng.choice(("before", "after"))
+            mishaps.append(Mishap(at, mishap, actor.name, calls=rng.randint(1, 30), moment=moment))
+        elif mishap == "trouble":
+            mishaps.append(Mishap(at, mishap, actor.name, seconds=rng.uniform(1.0, 3.0), rate=0.5, faults=LOSSES))
+        elif mishap:
+            seconds = rng.choice((0.3, 1.2 * scenario.timeout, 2 * scenario.timeout))
+            mishaps.append(Mishap(at, mishap, actor.name, seconds=seconds))
+    return _with(scenario, actors, mishaps)
 
 
 def _with_configurers(scenario: Scenario, rng: random.Random) -> Scenario:

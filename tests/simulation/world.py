@@ -32,6 +32,7 @@ from synchronizer import (
 )
 from synchronizer.stores.memory import MemoryStore
 from synchronizer.threads.background import keep_running
+from synchronizer.threads.delayed_calls import DelayedCalls
 from tests.places import load_product
 
 from .loops import SimAsyncio
@@ -662,6 +663,17 @@ class _Jobs:
         return removed.set
 
 
+class _CallsOfEach:
+    """The delayed calls of each process, in place of those of the one that runs the simulation."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._of: dict[object, DelayedCalls] = defaultdict(DelayedCalls)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of[self._simulation._running().owner], name)
+
+
 def _background_thread(simulation: Simulation, loop: Callable[[], None], *, name: str, **options: Any) -> Thread:
     """A `BackgroundThread` in the simulation. Of a process that is killed nothing goes on."""
 
@@ -700,13 +712,20 @@ def load_simulated() -> None:
 def simulated(simulation: Simulation) -> Iterator[None]:
     """Inside, the product's threads, locks and random numbers are the simulation's."""
     secrets = _Secrets(simulation)
+    # For what the product measures without the clock of a client.
+    system_clock = type(
+        "SystemClock",
+        (SystemClock,),
+        {"monotonic": lambda self: simulation.now, "wait": lambda self, event, timeout: event.wait(timeout)},
+    )
     in_place: dict[str, object] = {
         "threading": Threading(simulation),
         "secrets": secrets,
         "random": _Random(secrets),
         "SHARED": _Jobs(simulation),
-        # For what the product measures without the clock of a client.
-        "SystemClock": type("SystemClock", (SystemClock,), {"monotonic": lambda self: simulation.now}),
+        "SystemClock": system_clock,
+        "_clock": system_clock(),
+        "delayed_calls": _CallsOfEach(simulation),
         "BackgroundThread": partial(_background_thread, simulation),
         "new_reader_id": lambda: f"worker-{secrets.token_hex(4)}",
         "asyncio": SimAsyncio(simulation),
