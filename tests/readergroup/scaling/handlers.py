@@ -140,7 +140,7 @@ class DeafAt:
     def __call__(self, event: Event[bytes]) -> None:
         if event.raw.decode() == self.text:
             (self.diary.folder / "holding").touch()
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 50_000_000)
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
         self.diary.note(event)
 
 
