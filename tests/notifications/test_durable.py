@@ -699,7 +699,7 @@ def test_what_was_heard_while_another_one_took_the_role_is_forgotten(
 
     here = counter(failing)
     with (
-        CountNotifier(here, role_timeout_seconds=0.5) as one,
+        CountNotifier(here, role_timeout_seconds=600.0) as one,  # it does not take for dead the one that renews late
         CountNotifier(elsewhere, role_timeout_seconds=0.5) as other,
     ):
         one.register_listener(slow, durable="sizer")
@@ -711,9 +711,16 @@ def test_what_was_heard_while_another_one_took_the_role_is_forgotten(
         assert second.wait_for(2) == [1, 2]
         failing.unavailable = False
         listening = one._durables[ATTRIBUTE]
+        listening._timeout_seconds = 601.0  # after a change its next look renews the role
+        listening.look()
         until(lambda: listening._heard is None, "the first one knows that it has lost its role")
         other.unregister_all_listeners()
-        until(lambda: listening._role.valid_until > 0, "the first one has it again")
+
+        def has_it_again() -> bool:
+            listening.look()
+            return listening._role.valid_until > 0
+
+        until(has_it_again, "the first one has it again")
         let_go.set()
         elsewhere.update_state_unconditionally(Add())
         assert first.wait_for(3) == [0, 1, 3]
