@@ -82,9 +82,12 @@ class World:
             process.step()
 
     @contextmanager
-    def in_real_time(self) -> Iterator[tuple[FailingStore, rg.Client]]:
+    def in_real_time(self, timeout: float = 30.0) -> Iterator[tuple[FailingStore, rg.Client]]:
         """A process whose clock runs, with threads in the background."""
-        with FailingStore(open_store(self.url)) as store, rg.Client(store, clock=SystemClock()) as client:
+        with (
+            FailingStore(open_store(self.url)) as store,
+            rg.Client(store, timeout=timeout, clock=SystemClock()) as client,
+        ):
             try:
                 yield store, client
             finally:
