@@ -65,7 +65,7 @@ def writing(client: Client) -> None:
 
 def reading(client: Client) -> None:
     writing(client)
-    client.groups.create("billing", streams=["shop/orders"], reader_timeout_seconds=2.0)
+    client.groups.create("billing", streams=["shop/orders"], reader_timeout_seconds=60.0)
     client.streams.seal("shop/orders")
     group = client.groups.get("billing")
     with repeated(lambda: group.reader("one")) as reader, repeated(lambda: group.reader("two")) as other:

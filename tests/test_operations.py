@@ -115,7 +115,7 @@ def _nodes(server: NatsServer | NatsCluster) -> list[NatsServer]:
 def _lose_and_restore(url: str, back_up: Callable[[], None], lose_and_restore: Callable[[], None]) -> None:
     with _abandoned(rg.connect(url, timeout=LONG)) as client:
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
-        group = client.groups.create(GROUP, streams=[STREAM], reader_timeout_seconds=1.0)
+        group = client.groups.create(GROUP, streams=[STREAM], reader_timeout_seconds=60.0)
         _write(client, range(300))
         reader = group.reader("before", serializer=rg.JsonSerializer(), auto_commit=False)
         read_before = [_next(reader) for _ in range(100)]
@@ -137,7 +137,9 @@ def _lose_and_restore(url: str, back_up: Callable[[], None], lose_and_restore: C
     with rg.connect(url, timeout=LONG) as client:
         _write(client, range(400, 500))
         client.streams.seal(STREAM)
-        with client.groups.get(GROUP).reader("after", serializer=rg.JsonSerializer()) as reader:
+        group = client.groups.get(GROUP)
+        group.configure(reader_timeout_seconds=1.0)  # the reader of before the loss is dead, and no other may be
+        with group.reader("after", serializer=rg.JsonSerializer()) as reader:
             read_after = [event.data for event in reader]
     assert sorted(read_before + read_after) == [*range(300), *range(400, 500)]
     for key in range(KEYS):
