@@ -31,7 +31,7 @@ async def billing(client: aio.Client, count: int, *, segments: int = 2, seal: bo
     await fill(client, count, segments=segments)
     if seal:
         await client.streams.seal(STREAM)
-    return await client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=2.0)
+    return await client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=60.0)
 
 
 async def in_group(group: aio.ReaderGroup) -> int:
