@@ -247,7 +247,11 @@ def test_a_slow_transaction_of_sqlite_does_not_keep_back_what_was_committed_befo
 def test_one_relay_works_and_another_takes_over_when_it_closes(
     client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
 ) -> None:
-    with plain(kind, place) as application, outbox.relay() as first, outbox.relay() as second:
+    with (
+        plain(kind, place) as application,
+        outbox.relay(lease_seconds=60) as first,
+        outbox.relay(lease_seconds=60) as second,
+    ):
         until(lambda: first.is_active or second.is_active, "a relay that works")
         active, waiting = (first, second) if first.is_active else (second, first)
         assert not waiting.is_active
@@ -296,7 +300,7 @@ def test_a_relay_goes_on_when_its_connection_was_ended(
 def test_a_forked_child_writes_and_leaves_the_relay_to_its_parent(
     client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
 ) -> None:
-    with outbox.relay() as relay:
+    with outbox.relay(lease_seconds=60) as relay:
         until(lambda: relay.is_active, "a relay that works")
         if (child := os.fork()) == 0:
             with suppress(BaseException):
