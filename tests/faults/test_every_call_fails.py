@@ -61,7 +61,9 @@ def test_a_group_lives_through_every_error_of_every_call(
         fired = 0
         for fault in faults:
             points.arm(fault)
-            if points.fired.wait(REACH_SECONDS):
+            if not points.fired.wait(REACH_SECONDS):
+                workload.until_all_went_on()  # a busy machine takes longer for that
+            if points.fired.is_set():
                 fired += 1
                 workload.until_all_went_on()
             points.arm(None)
