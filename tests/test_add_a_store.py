@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,10 @@ from tests.distributions import install_sample
 from tests.places import SAMPLES
 from tests.servers.unavailable import ServerUnavailable
 from tests.servers.valkey import ValkeyServer
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 SAMPLE = SAMPLES / "add_a_store"
-LONG = 60.0
+LONG = PATIENCE_SECONDS
 
 READER = """
 import sys
@@ -60,7 +61,7 @@ def url(server: ValkeyServer, installed: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def store(url: str) -> Iterator[SegmentStore]:
-    with open_store(f"{url}&socket_timeout=1") as store:
+    with open_store(url) as store:
         store.create("s")
         yield store
 
@@ -90,7 +91,7 @@ def test_two_reader_processes_share_a_stream(url: str, installed: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     with rg.connect(url) as client:
         client.streams.create("shop/orders", scaling=rg.ScalingPolicy.fixed(4))
-        group = client.groups.create("billing", streams=["shop/orders"])
+        group = client.groups.create("billing", streams=["shop/orders"], reader_timeout_seconds=60)
         readers = [
             subprocess.Popen(
                 [sys.executable, "-c", READER, url, reader_id], env=environment, stdout=subprocess.PIPE, text=True
@@ -146,13 +147,14 @@ def test_an_append_that_no_server_took_had_no_effect(server: ValkeyServer, store
 
 
 def test_an_append_whose_answer_was_lost_is_unknown_and_a_further_one_settles_it(
-    server: ValkeyServer, store: SegmentStore
+    server: ValkeyServer, store: SegmentStore, url: str
 ) -> None:
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        outcome = store.append("s", b"data", expected_offset=0, attributes={"a": AttributeChange(None, b"1")})
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
+    with open_hastily(url) as hasty:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            outcome = hasty.append("s", b"data", expected_offset=0, attributes={"a": AttributeChange(None, b"1")})
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
     assert isinstance(outcome, UnknownOutcome)
     until(lambda: store.info("s").length == 4)
     again = store.append("s", b"data", expected_offset=0, attributes={"a": AttributeChange(None, b"1")})
@@ -196,6 +198,13 @@ def test_where_memory_is_full_nothing_is_written_and_truncating_makes_room(
     finally:
         redis.config_set("maxmemory", "0")
         redis.close()
+
+
+def open_hastily(url: str) -> SegmentStore:
+    """A store that waits for an answer for a second. On a busy machine that may be too short to open it."""
+    while True:
+        with suppress(rg.StoreUnavailableError):
+            return open_store(f"{url}&socket_timeout=1")
 
 
 def appends(store: SegmentStore, segment: str) -> bool:

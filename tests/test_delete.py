@@ -9,6 +9,7 @@ import pytest
 
 import readergroup as rg
 from tests.places import DOCS
+from tests.waiting import PATIENCE_SECONDS
 
 STREAM = "shop/orders"
 
@@ -36,7 +37,7 @@ def test_nothing_that_a_group_has_not_read_is_deleted(
         read: list[set[bytes]] = []
         for group, count in zip(groups, (12, 7), strict=True):
             with group.reader() as reader:
-                events = [reader.read(timeout=20) for _ in range(count)]
+                events = [reader.read(timeout=PATIENCE_SECONDS) for _ in range(count)]
             read.append({event.data for event in events if event is not None})
         cut = committed_by_all(groups, STREAM)
         assert cut is not None

@@ -37,12 +37,12 @@ from tests.servers.guard import Guard
 from tests.servers.nats import NatsServer, nats_server_binary
 from tests.servers.ports import free_port
 from tests.servers.unavailable import ServerUnavailable
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 DEPLOY = ROOT / "deploy"
 STREAM = "shop/orders"
 GROUP = "billing"
-LONG = 30.0
+LONG = PATIENCE_SECONDS
 
 
 def documents(path: Path) -> list[Any]:

@@ -54,9 +54,13 @@ class Server:
             # Both work: an order that arrives before would be billed by one of them alone, and then move.
             with rg.connect(self._url) as client:
                 until(lambda: process.poll() is not None or _readers(client) == 2, "both processes read")
+                assert process.poll() is None
+                client.groups.get("billing").configure(reader_timeout_seconds=60)  # and go on, on a busy machine too
             yield
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_SECONDS) == 0
+            with rg.connect(self._url) as client:
+                client.groups.get("billing").configure(reader_timeout_seconds=10)  # as the next ones create it
             said = self._log.read_text()
             assert "Traceback" not in said and "ERROR" not in said
             assert said.count("Application shutdown complete.") == 2

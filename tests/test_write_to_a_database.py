@@ -16,6 +16,7 @@ import pytest
 import readergroup as rg
 from readergroup.sinks import SqlSink
 from tests.places import DOCS
+from tests.waiting import PATIENCE_SECONDS
 
 PAGE = DOCS / "howto" / "write-to-a-database.md"
 
@@ -89,7 +90,7 @@ def test_pointers_stay_unique_when_a_stream_is_deleted_and_created_again(store_u
                 writer.write(b"three pears")
             group = client.groups.create(life, streams=["shop/orders"])
             with group.reader() as reader:
-                event = reader.read(timeout=20)
+                event = reader.read(timeout=PATIENCE_SECONDS)
             assert event is not None
             pointers.append(event.pointer)
             client.groups.delete(life)

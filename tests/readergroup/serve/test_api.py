@@ -20,7 +20,7 @@ from readergroup.telemetry import PrometheusCollector
 from synchronizer import open_store
 from synchronizer.testing import FailingStore
 from tests.readergroup.serve.serving import GROUP, LOCAL, STREAM, filled, viewed
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 def values(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -72,7 +72,7 @@ def test_metrics_are_those_of_the_group(store_url: str) -> None:
         assert ("readergroup_group_last_checkpoint_timestamp_seconds", (GROUP,)) not in found
 
         with group.reader("r") as reader:
-            reader.read(timeout=10)
+            reader.read(timeout=PATIENCE_SECONDS)
 
             def is_owned() -> bool:
                 found = values(browser.get("/metrics").text)
@@ -108,7 +108,7 @@ def test_what_is_written_and_read_is_in_the_metrics(store_url: str) -> None:
                 writer.write(b"order", routing_key=f"customer-{number}")
         with client.groups.get(GROUP).reader("r") as reader:
             for _ in range(120):
-                assert reader.read(timeout=10) is not None
+                assert reader.read(timeout=PATIENCE_SECONDS) is not None
             reader.commit()
             until(lambda: found("group_read_events") == {(GROUP,): 120, ("other",): 0})
             until(lambda: found("stream_written_events") == {(STREAM,): 20})

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import readergroup as rg
+from tests.waiting import PATIENCE_SECONDS
 
 
 class Counting:
@@ -51,7 +52,7 @@ def test_a_value_is_decoded_when_it_is_first_used_and_once(
         case "index":
             event = reader.read_batch()[0]
         case _:
-            event = reader.read(timeout=10)  # type: ignore[assignment]
+            event = reader.read(timeout=PATIENCE_SECONDS)  # type: ignore[assignment]
     assert (event.raw, serializer.calls) == (b"a", 0)
     assert (event.data, event.data, serializer.calls) == (b"A", b"A", 1)
 

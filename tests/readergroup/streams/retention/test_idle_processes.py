@@ -14,7 +14,7 @@ import pytest
 import readergroup as rg
 from readergroup.streams import maintenance
 from synchronizer.testing import ManualClock
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 STREAM = "shop/orders"
 OPEN = """
@@ -57,7 +57,7 @@ def test_another_process_that_only_has_the_store_open_trims_a_stream_that_nobody
         assert start_of(looking) == 0
         until(lambda: start_of(looking) > 0, "the stream is trimmed")
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_closing_ends_the_thread_at_once_and_forgetting_the_client_later(

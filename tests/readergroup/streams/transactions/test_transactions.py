@@ -43,6 +43,7 @@ from synchronizer import (
 from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
 from tests.seeds import seeds
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.stores(round_robin=True)
 NAME = "shop/orders"
@@ -1042,7 +1043,7 @@ def test_what_has_no_transactions_costs_what_it_did(streams: StreamManager) -> N
     manager.delete("shop/other")  # the first deletion of a process looks for what others have left
     for thread in threading.enumerate():
         if thread.name == "deletions of streams":
-            thread.join(20)
+            thread.join(PATIENCE_SECONDS)
     failing.operations.clear()
     manager.delete(NAME)
     assert failing.count("list") == 1
