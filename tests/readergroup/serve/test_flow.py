@@ -18,7 +18,7 @@ from readergroup.serve.flow import GroupFlow
 from readergroup.serve.sampler import Sampler
 from readergroup.streams.config import number_of
 from tests.readergroup.serve.serving import GROUP, STREAM, filled
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Look:
@@ -56,6 +56,15 @@ def stored_bytes(client: rg.Client) -> int:
     return sum(each.size for each in client.batch.segment_ranges(STREAM))
 
 
+def read_rest(reader: rg.Reader[bytes], events: int) -> int:
+    """Read so many events, after which there are none; how many it were."""
+    read = 0
+    while read < events:
+        read += len(reader.read_batch(100, timeout=PATIENCE_SECONDS))
+    assert not reader.read_batch(100, timeout=0.2)
+    return read
+
+
 @pytest.mark.stores
 @pytest.mark.parametrize("seed", range(2))
 def test_all_that_is_written_and_read_is_counted_once(shared_store_url: str, seed: int) -> None:
@@ -90,8 +99,7 @@ def test_all_that_is_written_and_read_is_counted_once(shared_store_url: str, see
                         assert (look.written, look.read) >= earlier
                         assert look.written[0] == written
                         assert look.read[0] == read
-            while found := reader.read_batch(100, timeout=0.2):
-                read += len(found)
+            read += read_rest(reader, written + 10 - read)
             reader.commit()
         look.take()
         assert look.written == (written, stored_bytes(client) - before)
@@ -132,12 +140,9 @@ def test_a_reset_is_no_reading_and_a_stream_that_begins_anew_counts_once(store_u
         assert look.written[0] == 10
         group.reset("head")
         with group.reader("r1") as reader:
-            read = 0
-            while found := reader.read_batch(100, timeout=0.2):
-                read += len(found)
+            assert read_rest(reader, 110) == 110
             look.take()
             reader.commit()
-        assert read == 110
         look.take()
         assert look.read[0] < 110  # what was read between a reset and the next look is not counted
         assert look.written[0] == 10
@@ -212,8 +217,8 @@ def test_what_happens_while_nobody_looks_does_not_count(store_url: str) -> None:
         write(client, 10)
         client.streams.scale(STREAM, split=[0])
         with client.groups.get(GROUP).reader("r1") as reader:
-            while reader.read_batch(100, timeout=0.2):
-                reader.commit()
+            read_rest(reader, 120)
+            reader.commit()
         look.take()
         assert (look.written[0], look.read[0]) == (10, 0)
         write(client, 10)
