@@ -811,9 +811,10 @@ def test_while_the_server_is_away_commands_say_so_in_lines_and_can_be_ended(cli:
     except ServerUnavailable as reason:
         pytest.skip(str(reason))
     with NatsServer() as server:
-        cli.url = server.url + "?durable=always&timeout_seconds=0.5"
+        cli.url = server.url + "?durable=always&timeout_seconds=60"
         cli.ok("stream", "create", "shop/orders")
         cli.ok("read", "shop/orders", "--group", "g")
+        cli.url = server.url + "?durable=always"
         watching = cli.process("watch", "g", "--json")
         reading = cli.process("read", "shop/orders", "--group", "g", "--follow")
         assert read_line(watching)
