@@ -195,7 +195,7 @@ def test_a_hand_over_repeats_nothing_and_loses_nothing(store_url: str) -> None:
     async def test() -> None:
         async with aio.connect(store_url) as client:
             await fill(client, 6000, segments=8)
-            group = await group_of(client)
+            group = await group_of(client, reader_timeout_seconds=60)
             read: Counter[int] = Counter()
             handed_over = asyncio.Event()
 
