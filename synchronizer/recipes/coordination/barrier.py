@@ -124,7 +124,7 @@ class Barrier:
     def close(self) -> None:
         """End all waits of this process, which breaks the round for other processes. Closing twice is no error."""
         self._closed = True
-        self._participants.leave_all()
+        self._participants.close()
         self.synchronizer.close()
 
     def step(self) -> float:

@@ -230,7 +230,7 @@ class LeaderElection:
     def close(self) -> None:
         """Resign and end the threads. Closing twice is no error. If the store is unavailable, the lease expires."""
         self._closed = True  # from here on an interrupted call can be repeated
-        self._participant.leave_or_warn()
+        self._participant.close()
         self._telling.join(CLOSE_SECONDS)
         self.synchronizer.close()
 

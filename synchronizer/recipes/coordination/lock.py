@@ -230,7 +230,7 @@ class Lock:
     def close(self) -> None:
         """Release the lock if this process holds it, and end its waits. Closing twice is no error."""
         self._closed = True
-        self._participants.leave_all()
+        self._participants.close()
         self.synchronizer.close()
 
     def step(self) -> float:

@@ -162,7 +162,7 @@ class Membership:
     def close(self) -> None:
         """Leave and end the threads. Closing twice is no error. If the store is unavailable, the lease expires."""
         self._closed = True  # from here on an interrupted call can be repeated
-        self._participant.leave_or_warn()
+        self._participant.close()
         self.synchronizer.close()
 
     def __enter__(self) -> Self:

@@ -35,7 +35,7 @@ from synchronizer.liveness.timing import RENEWALS
 from synchronizer.state_synchronizer import Proposal, StateSynchronizer
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES, AttributeChange
 from synchronizer.threads.delayed_calls import delayed_calls
-from synchronizer.threads.flag import Bell
+from synchronizer.threads.flag import Bell, Flag
 
 from .members import Join, Member, Members, removing
 
@@ -96,6 +96,8 @@ class Participant:
         self.wanted = False
         self._process_id = os.getpid()
         self._lock = threading.Lock()
+        self._joins_no_more = Flag()  # not set while a thread joins
+        self._joins_no_more.set()
         self._lease: Lease | None = None  # of the present stay
         self._left_behind = set() if left_behind is None else left_behind
         self._leaving: set[str] = set()  # stays that ended here, until the store knows it
@@ -168,6 +170,13 @@ class Participant:
         """`join` again if the place is still wanted. After an error it stays wanted."""
         if not self.wanted:
             return False
+        try:
+            self._joins_no_more.clear()
+            return self._rejoin(on_duplicate_id, timeout)
+        finally:
+            self._joins_no_more.set()
+
+    def _rejoin(self, on_duplicate_id: OnDuplicateId, timeout: float | None) -> bool:
         synchronizer = self._synchronizer
         lease = Lease(synchronizer.store, synchronizer.segment, secrets.token_hex(8), self._clock)
         left_behind = {*self._left_behind, *self._leaving}
@@ -283,6 +292,16 @@ class Participant:
             _logger.warning(
                 "%s could not leave %s; its lease will expire: %s", self.member, self._synchronizer.name, error
             )
+
+    def close(self) -> None:
+        """`leave_or_warn`, also for a thread that joins now. The synchronizer can be closed afterwards."""
+        self.leave_or_warn()
+        self.let_join_end(Deadline(self._clock, ASK_SECONDS))
+
+    def let_join_end(self, deadline: Deadline) -> None:
+        """Wait for a thread that joins now: if `leave` was called, it gives up the place that it gets."""
+        if os.getpid() == self._process_id:
+            self._clock.wait(self._joins_no_more, deadline.remaining())
 
     def _withdraw(self) -> Collection[str]:
         """Drop the place in this process; return the leases that are still to be removed from the state."""
@@ -457,6 +476,7 @@ class Participants:
         threads: bool,
         flushes_leaving: bool = True,
     ) -> None:
+        self._clock = synchronizer.clock
         self._participants: set[Participant] = set()
         self._left_behind: set[str] = set()
         self._new: Callable[[str], Participant] = lambda member: Participant(
@@ -479,9 +499,14 @@ class Participants:
         self._participants.discard(participant)
         participant.leave_or_warn()
 
-    def leave_all(self) -> None:
-        for participant in self._participants.copy():
+    def close(self) -> None:
+        """Let all leave, also those that join now. The synchronizer can be closed afterwards."""
+        participants = self._participants.copy()
+        for participant in participants:
             self.leave(participant)
+        deadline = Deadline(self._clock, ASK_SECONDS)
+        for participant in participants:
+            participant.let_join_end(deadline)
 
     def step(self) -> float:
         """Do one round of the threads' work; return when the next is due. For tests with ``threads=False``."""
