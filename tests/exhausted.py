@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 import readergroup as rg
 from synchronizer import UnknownOutcome, open_store
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 #: So many rounds of calls are made while something is used up, and until one of them has failed.
 ROUNDS = 5
@@ -221,7 +221,7 @@ class Running:
         self.read: set[int] = set()
         self.unexpected: list[BaseException] = []
         self._stopping = threading.Event()
-        self._writer = client.writer("shop/orders", timeout=60.0)
+        self._writer = client.writer("shop/orders", timeout=PATIENCE_SECONDS)  # longer than things are used up
         self._reader = client.groups.get("billing").reader("reader")
         self._threads = [threading.Thread(target=self._repeat, args=(step,)) for step in (self._write, self._read)]
         for thread in self._threads:
@@ -230,7 +230,7 @@ class Running:
     def stop(self) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(PATIENCE_SECONDS)
             assert not thread.is_alive()
         self._reader.close()
         self._writer.close()

@@ -48,7 +48,7 @@ def test_a_process_goes_on_when_the_server_has_connections_again() -> None:
             connection.execute("GRANT CREATE ON DATABASE postgres TO someone")
         server.restart()
         _, process = opened.enter_context(running(live, server.url_of("postgres", user="someone"), "connections"))
-        assert receive(process) == "begin"
+        assert (found := receive(process)) == "begin", found
         with ExitStack() as taken:
             while True:
                 try:
@@ -65,7 +65,7 @@ def test_a_process_goes_on_when_the_server_has_connections_again() -> None:
                 except psycopg.OperationalError:
                     break
             process.send("go")
-            assert receive(process) == "end"
+            assert (found := receive(process)) == "end", found
         process.send("go")
         problem = receive(process)
         assert problem is None, problem

@@ -917,14 +917,17 @@ def test_whatever_happens_to_the_file_each_append_has_one_outcome(
 
     damaging = impatient_line.call(damage)
 
-    def append(number: int) -> dict[bytes, object]:
-        return {
-            record: impatient_line.stores[number].append("s", record)
-            for record in (b"%d:%05d;" % (number, n) for n in range(200))
-        }
+    def append(number: int, record: bytes) -> object:
+        try:
+            return impatient_line.stores[number].append("s", record)
+        except StoreUnavailableError as error:  # on a busy machine one may hold the lock for too long
+            return error
+
+    def append_all(number: int) -> dict[bytes, object]:
+        return {record: append(number, record) for record in (b"%d:%05d;" % (number, n) for n in range(200))}
 
     outcomes: dict[bytes, object] = {}
-    for call in [impatient_line.call(append, number) for number in range(STORES)]:
+    for call in [impatient_line.call(append_all, number) for number in range(STORES)]:
         outcomes |= call.result(PATIENCE_SECONDS)
     ended.set()
     damaging.result(PATIENCE_SECONDS)
@@ -933,8 +936,8 @@ def test_whatever_happens_to_the_file_each_append_has_one_outcome(
         if isinstance(outcome, Appended):
             assert data[outcome.offset : outcome.length] == record
         else:
-            assert isinstance(outcome, UnknownOutcome)
-        assert data.count(record) <= 1
+            assert isinstance(outcome, UnknownOutcome | StoreUnavailableError)
+        assert data.count(record) <= (0 if isinstance(outcome, StoreUnavailableError) else 1)
 
 
 def test_a_file_that_is_cut_off_ends_no_process(tmp_path: Path) -> None:
