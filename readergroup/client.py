@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import UnionType
+from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,7 @@ from synchronizer.recipes.queue.limits import MAX_OUTSTANDING_BYTES
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import Stepped, step_each
 
-from .closable import Closable
+from .closable import Closable, noted
 from .streams.event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:  # each part of a client loads what it is made of
@@ -572,8 +572,11 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with noted(error, "Closing the client"):
+            self.close()
 
     def __repr__(self) -> str:
         return f"Client({self.store.url!r})"

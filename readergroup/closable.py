@@ -1,7 +1,27 @@
-"""An object that its owner closes."""
+"""Objects that are closed, by their owner or at the end of a block."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
+
+from synchronizer import ReaderGroupError
 
 
 class Closable(Protocol):
     def close(self) -> None: ...
+
+
+@contextmanager
+def noted(error: BaseException | None, what: str) -> Iterator[None]:
+    """Around ``what`` at the end of a block: if it fails, add that to ``error``, which ended the block, as a note.
+
+    Without this, the program would hear of a consequence, and not of what it did wrong.
+    """
+    try:
+        yield
+    except ReaderGroupError as failure:
+        if error is None:
+            raise
+        error.add_note(f"{what} also failed: {failure}")

@@ -22,6 +22,7 @@ from synchronizer.threads.background import starting
 from ..client import DEFAULT_TIMEOUT_SECONDS
 from ..client import Client as SyncClient
 from ..client import connect as connect_sync
+from ..closable import noted
 from ..streams.event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
 from ..streams.event_time.noting import EventTimeOf
 from ..streams.serializers import Serializer, serializer_or_bytes
@@ -385,7 +386,8 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        with noted(error, "Closing the client"):
+            await self.close()
 
     def __repr__(self) -> str:
         return f"aio.{self._sync!r}"

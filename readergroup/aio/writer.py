@@ -11,6 +11,7 @@ from typing import Generic, Self, TypeVar
 
 from synchronizer import ReaderGroupError
 
+from ..closable import noted
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
 from ..streams.transactions.transaction import Transaction as SyncTransaction
 from ..streams.writing.writer import EventWriter as SyncWriter
@@ -222,12 +223,8 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with noted(error, "Closing the writer"):
             await self.close()
-        except ReaderGroupError as failure:
-            if error is None:
-                raise
-            error.add_note(f"Closing the writer also failed: {failure}")
 
 
 def _retrieve(flush: asyncio.Task[None]) -> None:

@@ -54,6 +54,7 @@ from synchronizer.threads.flag import Bell
 from synchronizer.threads.loading import loading
 from synchronizer.threads.task_threads import Task
 
+from ...closable import noted
 from ..data.block import MAX_EVENT_BYTES, Headers
 from ..data.moments import microseconds_of, time_of
 from ..data.write_batch import (
@@ -705,12 +706,8 @@ class EventWriter(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with noted(error, "Closing the writer"):
             self.close()
-        except ReaderGroupError as failure:
-            if error is None:
-                raise
-            error.add_note(f"Closing the writer also failed: {failure}")
 
     def _check_usable(self) -> None:
         self._raise_failure()
