@@ -32,12 +32,15 @@ class EventLoop:
         """Start ``awaitable`` on the loop after all earlier ones. Raise `RuntimeError` if the loop is closed."""
         in_order = self._await_in_order(awaitable)
         try:
-            return asyncio.run_coroutine_threadsafe(in_order, self._loop)
+            future = asyncio.run_coroutine_threadsafe(in_order, self._loop)
         except RuntimeError:
             in_order.close()
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
             raise
+        if inspect.iscoroutine(awaitable):
+            future.add_done_callback(lambda _: awaitable.close())  # it may be cancelled before it begins
+        return future
 
     async def _await_in_order(self, awaitable: Awaitable[object]) -> None:
         async with self._in_order:

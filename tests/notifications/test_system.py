@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -86,3 +88,23 @@ def test_a_closed_system_refuses_listeners(system: NotificationSystem) -> None:
     system.close()
     with pytest.raises(ClosedError):
         system.register_listener(print, source="billing")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_that_waits_for_an_earlier_one_ends_with_its_loop(system: NotificationSystem) -> None:
+    begun: list[str] = []
+
+    async def listen(notification: Joined) -> None:
+        begun.append(notification.reader)
+        await asyncio.sleep(1000)
+
+    async def main() -> None:
+        system.register_listener(listen, source="billing", kind=Joined)
+        for reader in ("r1", "r2"):
+            system.publish(Joined(change=change("billing"), reader=reader))
+        system.deliver()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    gc.collect()  # Python warns of a coroutine that was never awaited then
+    assert begun == ["r1"]
