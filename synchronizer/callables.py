@@ -24,6 +24,14 @@ _ASYNC_ADVICE: Final = (
 )
 
 
+class NotHandledError(BaseException):
+    """A handler was not called, or not to its end, and that was no attempt: what called it ends with ``error``."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def check_callable(
     call: object, what: str, *, may_await: bool = False, may_yield: bool = False, **facts: object
 ) -> None:

@@ -30,7 +30,7 @@ from .calls import Calls
 from .coordination import Barrier, HeldLock, LeaderElection, Membership, TaskLock
 from .facade import Opening
 from .groups import ReaderGroupManager
-from .listeners import on_loop
+from .listeners import LoopHandler, on_loop
 from .queues import EventProcessor, EventQueue
 from .state import SharedConfig, SharedCounter, SharedMap, SharedSet, StateSynchronizer
 from .streams import BatchClient, DeadLetters, StreamManager
@@ -260,9 +260,9 @@ class Client:
         return Opening(partial(self._open_processor, name, handler, options))
 
     async def _open_processor(self, name: str, handler: Any, options: Any) -> EventProcessor:
-        handler = None if handler is None else on_loop(handler)
+        handler = None if handler is None else on_loop(handler, LoopHandler)
         if options.get("batch_handler") is not None:
-            options = {**options, "batch_handler": on_loop(options["batch_handler"])}
+            options = {**options, "batch_handler": on_loop(options["batch_handler"], LoopHandler)}
         return await self._open(partial(self._sync.event_processor, name, handler, **options), EventProcessor)
 
     # ------------------------------------------------------------------ coordination

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError, wait
+from typing import Any, Final, TypeVar, cast
 
-from synchronizer.callables import check_callable, is_async
+from synchronizer import ClosedError
+from synchronizer.callables import NotHandledError, check_callable, is_async
+
+from ..scaling.awaiting import attempt
 
 F = TypeVar("F", bound=Callable[..., object])
+R = TypeVar("R")
+
+#: How often a thread that waits for a coroutine looks whether the loop has ended.
+_LOOK_SECONDS: Final = 0.25
 
 
 class LoopListener:
@@ -27,7 +35,7 @@ class LoopListener:
         async def listen() -> None:
             await self._listener(*arguments)
 
-        run_on(self._loop, listen)
+        run_on(self._loop, listen())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoopListener) and self._listener == other._listener
@@ -39,18 +47,42 @@ class LoopListener:
         return repr(self._listener)
 
 
-def on_loop(listener: F) -> F:
+class LoopHandler(LoopListener):
+    """A `LoopListener` that handles events. One that was cancelled, as at the end of its loop, has not failed."""
+
+    def __call__(self, *arguments: Any) -> None:
+        (what,) = arguments
+        try:
+            run_on(self._loop, attempt(self._listener, what, None))
+        except (CancelledError, LoopEndedError) as error:
+            ended = ClosedError("the handler was cancelled, or its event loop has ended; open another processor")
+            raise NotHandledError(ended) from error
+
+
+def on_loop(listener: F, face: type[LoopListener] = LoopListener) -> F:
     """Return a plain function that calls ``listener``: an ``async def`` on the running loop, others in its thread."""
     check_callable(listener, "a listener", may_await=True)
-    return cast(F, LoopListener(cast(Any, listener))) if is_async(listener) else listener
+    return cast(F, face(cast(Any, listener))) if is_async(listener) else listener
 
 
-def run_on(loop: asyncio.AbstractEventLoop, function: Callable[[], Any]) -> None:
-    """Run the coroutine function on the loop and wait for it, in a thread that is not the loop's."""
-    coroutine = function()
+class LoopEndedError(ClosedError):
+    """The event loop has ended, and runs nothing any more."""
+
+
+def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, R]) -> R:
+    """Return what the coroutine returns on the loop. It is called in a thread that is not the loop's.
+
+    Raises:
+        LoopEndedError: The loop has ended, or ends before the coroutine.
+    """
     try:
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    except RuntimeError:  # the loop is closed
+    except RuntimeError:
         coroutine.close()
-        raise
-    future.result()
+        raise LoopEndedError("the event loop has ended") from None
+    while wait([future], _LOOK_SECONDS).not_done:
+        if loop.is_closed():
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()  # else Python warns that it was never awaited
+            raise LoopEndedError("the event loop has ended")
+    return future.result()

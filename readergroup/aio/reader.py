@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 from synchronizer import ClosedError, InvalidArgumentError, ReaderGroupError
 from synchronizer.arguments import check_count, check_type
@@ -70,7 +70,7 @@ class Callbacks:
 
         def call(argument: T) -> None:
             try:
-                run_on(self._loop, partial(self._call, called, argument))
+                run_on(self._loop, self._call(called, argument))
             except CancelledError:
                 raise ClosedError("the reader was closed before its callback returned") from None
 
@@ -348,12 +348,4 @@ def _claims(sink: SqlSink, counters: GroupCounters) -> Claims:
     check_type(sink, SqlSink, "sink")
     loop = asyncio.get_running_loop()
 
-    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        except RuntimeError:
-            coroutine.close()
-            raise ClosedError("the event loop has ended") from None
-        return future.result()
-
-    return SinkCalls(sink, counters, run)
+    return SinkCalls(sink, counters, partial(run_on, loop))

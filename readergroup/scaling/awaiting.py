@@ -8,8 +8,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
+from synchronizer.callables import NotHandledError
+
 from ..telemetry.logs import fields_of
-from .handlers import NotHandledError, exited
+from .handlers import exited
 
 _logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from synchronizer import ClosedError, Deadline, StoreUnavailableError, TruncatedError
-from synchronizer.callables import is_async
+from synchronizer.callables import NotHandledError, is_async
 from synchronizer.threads.flag import Flag
 
 from ..errors import EndOfDataError
@@ -21,7 +21,7 @@ from ..sinks.place import Place
 from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch
 from .executors import Executor, FailedAloneError, LoopExecutor, ThreadExecutor
-from .handlers import NotHandledError, loop_of
+from .handlers import loop_of
 from .in_flight import InFlight, Item
 from .in_hand import Hand
 from .worker import Task, Worker, check_handled

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from synchronizer.callables import is_async
+from synchronizer.callables import NotHandledError, is_async
 from synchronizer.clock import growing_pause
 
 from ..streams.event import Event, EventBatch
@@ -80,14 +80,6 @@ class _AsyncArrowHandler(ArrowHandler):
 def pause_of_sink(failures: int) -> float:
     """Return the seconds until the next try while a sink's database does not answer."""
     return growing_pause(failures, first=0.05, most=5.0)
-
-
-class NotHandledError(BaseException):
-    """The events were not handled, and that was no attempt: it ends the worker, which raises ``error``."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 def contained(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from synchronizer import ReaderGroupError
-from synchronizer.callables import check_returned
+from synchronizer.callables import NotHandledError, check_returned
 from synchronizer.clock import Clock
 
 from ..errors import EventStoredError
@@ -23,7 +23,7 @@ from ..sql.errors import is_conflict, is_passing
 from ..sql.scripts import now
 from ..streams.event import Event, EventBatch
 from ..telemetry.logs import fields_of
-from .handlers import NotHandledError, WorkerStoppedError, pause_of_sink
+from .handlers import WorkerStoppedError, pause_of_sink
 
 _logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from synchronizer import HandlerError, ReaderGroupError, StoreUnavailableError, TruncatedError
-from synchronizer.callables import check_returned, is_async
+from synchronizer.callables import NotHandledError, check_returned, is_async
 from synchronizer.recipes.queue.retries import text_of
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
@@ -24,7 +24,7 @@ from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
 from ..telemetry.hooks import hooks
 from ..telemetry.logs import LogAbout
-from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError, contained, loop_of, pause_of_sink
+from .handlers import ArrowHandler, Order, WorkerStoppedError, contained, loop_of, pause_of_sink
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, DelayedRetry, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup

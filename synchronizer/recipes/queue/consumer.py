@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from synchronizer.callables import check_returned
+from synchronizer.callables import NotHandledError, check_returned
 from synchronizer.clock import Clock
 from synchronizer.errors import HandlerError, TruncatedError
 from synchronizer.liveness.exclusive_role import ExclusiveRole
@@ -262,6 +262,8 @@ class Consumer:
             returned = self._handler([QueuedEvent(frame.data, self._queue, frame.offset) for frame in frames])
         except Exception as error:
             return error
+        except NotHandledError as ended:
+            raise ended.error from None
         finally:
             self._durations.append(self._clock.monotonic() - began)
         if returned is not None:  # not a failure of this event: all others would fail the same way
