@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 import synchronizer as sync
+from synchronizer.arguments import check_duration
 
+from .calls import Calls
 from .facade import AwaitedProperty, ClosableFacade, Plain, awaited, iterated
 
 Q = TypeVar("Q", bound=sync.EventQueue)
@@ -33,7 +36,26 @@ class EventProcessor(_Queue[sync.EventProcessor]):
     processed_events = Plain(lambda processor: int(processor.processed_events))
     processed_bytes = Plain(lambda processor: int(processor.processed_bytes))
     drain = awaited(sync.EventProcessor.drain, waits=True)
-    join = awaited(sync.EventProcessor.join, waits=True)
+
+    def __init__(self, wrapped: sync.EventProcessor, calls: Calls) -> None:
+        super().__init__(wrapped, calls)
+        self._stopped: asyncio.Future[bool] | None = None
+
+    async def join(self, timeout: float | None = None) -> bool:
+        """Wait until the processor stops and raise its `error`, if there is one; return False if it still works.
+
+        A cancelled call does not stop it.
+
+        Args:
+            timeout: Seconds to wait; None waits until it stops.
+        """
+        check_duration(timeout, "timeout", or_none=True)
+        if self._stopped is None:
+            thread = self._calls.single(f"queue {self.name}")
+            self._stopped = thread.start(self._wrapped.join)
+            thread.close()  # after the call
+        await asyncio.wait([self._stopped], timeout=timeout)
+        return self._stopped.done() and self._stopped.result()
 
     @property
     def error(self) -> BaseException | None:
