@@ -16,10 +16,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from synchronizer import ClosedError
+from synchronizer import ClosedError, StoreUnavailableError
 from synchronizer.threads.background import BackgroundThread
 
 R = TypeVar("R")
@@ -47,43 +47,65 @@ class _Call(Generic[R]):
         self._is_certain = is_certain
         self._context = contextvars.copy_context()
         self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()  # guards the three that follow
+        self._outcome: tuple[R | None, BaseException | None] | None = None
+        self._is_given_up = False
+        self._is_dropped = False
         self.future: asyncio.Future[R] = self._loop.create_future()
 
     def run(self) -> None:
         """Run in a thread. Raises nothing."""
-        if self.future.cancelled() and not self._is_certain:
+        if (self._is_given_up or self.future.cancelled()) and not self._is_certain:
             return
-        result: R | None = None
-        error: BaseException | None = None
+        outcome = self._called()
+        with self._lock:
+            self._outcome = outcome
+            is_given_up = self._is_given_up
+        if is_given_up:
+            self._drop()
+            return
         try:
-            result = self._context.run(self._function)
+            self._loop.call_soon_threadsafe(self._deliver, *outcome)
+        except RuntimeError:  # the loop is closed
+            self._drop()
+
+    def _called(self) -> tuple[R | None, BaseException | None]:
+        try:
+            return self._context.run(self._function), None
         except StopIteration as stopped:  # a future does not take it
             error = RuntimeError("the call raised StopIteration")
             error.__cause__ = stopped
+            return None, error
         except BaseException as raised:
-            error = raised
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, result, error)
-        except RuntimeError:  # the loop is closed
-            self._drop(result, error)
+            return None, raised
 
-    def fail(self, error: Exception) -> None:
-        """Let the call raise ``error`` instead of running."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._deliver, None, error)
+    def give_up(self) -> None:
+        """Undo the call, now or when it returns. Its task was cancelled, perhaps with the outcome on its way."""
+        with self._lock:
+            self._is_given_up = True
+            has_run = self._outcome is not None
+        if has_run and self._undo is not None:
+            self._threads.run(self._drop)
+        if self.future.done():
+            retrieve(self.future)
 
     def _deliver(self, result: R | None, error: BaseException | None) -> None:
         """Give the outcome to the task that waits. Runs on the loop."""
         if self.future.cancelled():
-            if self._undo is not None and error is None:
-                self._threads.submit(lambda: self._drop(result, error))
-        elif error is not None:
+            return
+        if error is not None:
             self.future.set_exception(error)
         else:
             self.future.set_result(result)  # type: ignore[arg-type]
 
-    def _drop(self, result: R | None, error: BaseException | None) -> None:
-        if self._undo is not None and error is None:
+    def _drop(self) -> None:
+        """Undo the call, once. Runs in a thread."""
+        with self._lock:
+            is_first, self._is_dropped = not self._is_dropped, True
+        if self._outcome is None or self._undo is None or not is_first:
+            return
+        result, error = self._outcome
+        if error is None:
             try:
                 self._undo(result)  # type: ignore[arg-type]
             except Exception as failed:
@@ -107,19 +129,43 @@ class Threads:
         self._closed = False
         self._process_id = os.getpid()
 
-    def start(
-        self, function: Callable[[], R], *, undo: Callable[[R], object] | None = None, is_certain: bool = False
-    ) -> asyncio.Future[R]:
-        """Run ``function`` in a thread; return a future of the running loop.
+    def start(self, function: Callable[[], R], *, is_certain: bool = False) -> asyncio.Future[R]:
+        """Run ``function`` in a thread; return a future of the running loop, for tasks that come and go.
 
         Args:
             function: Takes no arguments.
-            undo: Called with the result, in a thread, if the future was cancelled meanwhile.
             is_certain: Run ``function`` even if the future is cancelled before it begins.
+        """
+        call = _Call(function, self, None, is_certain=is_certain)
+        self.submit(call.run)
+        call.future.add_done_callback(retrieve)
+        return call.future
+
+    async def call(
+        self, function: Callable[[], R], *, undo: Callable[[R], object] | None = None, is_certain: bool = False
+    ) -> R:
+        """Return what ``function`` returns in a thread.
+
+        Args:
+            function: Takes no arguments.
+            undo: Called with the result, in a thread, if this task was cancelled meanwhile.
+            is_certain: Run ``function`` even if this task is cancelled before it begins.
         """
         call = _Call(function, self, undo, is_certain=is_certain)
         self.submit(call.run)
-        return call.future
+        try:
+            return await call.future
+        except BaseException:
+            call.give_up()
+            raise
+
+    async def end(self, function: Callable[[], object]) -> None:
+        """Run what closes or releases something, even if this task is cancelled before it begins.
+
+        Does nothing if the client is closed, which closes all that it opened.
+        """
+        if not self._closed:
+            await self.call(function, is_certain=True)
 
     def run(self, function: Callable[[], object]) -> None:
         """Run ``function`` in a thread, and log its error. Does nothing if the client is closed."""
@@ -130,8 +176,12 @@ class Threads:
             except Exception as error:
                 _logger.warning("a call that no task waits for failed: %s", error)
 
-        with suppress(ClosedError):
+        try:
             self.submit(run)
+        except ClosedError:
+            return
+        except StoreUnavailableError as error:  # the caller ends with an error of its own
+            _logger.warning("a call that no task waits for could not begin: %s", error)
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run ``job``, which raises nothing, in a thread.
@@ -197,6 +247,12 @@ class Threads:
         return len(self._threads)
 
 
+def retrieve(future: asyncio.Future[Any]) -> None:
+    """Take the error of a future that perhaps no task asks for any more."""
+    if not future.cancelled():
+        future.exception()
+
+
 class ClosedFirst(Protocol):
     async def close(self) -> None: ...
 
@@ -222,7 +278,7 @@ class Calls:
         waits: bool = False,
         is_certain: bool = False,
     ) -> R:
-        """Return what ``function`` returns in a thread. The arguments are those of `Threads.start`.
+        """Return what ``function`` returns in a thread. The other arguments are those of `Threads.call`.
 
         Args:
             function: Takes no arguments.
@@ -231,7 +287,16 @@ class Calls:
             is_certain: Run ``function`` even if this task is cancelled before it begins.
         """
         threads = self._waits if waits else self._calls
-        return await threads.start(function, undo=undo, is_certain=is_certain)
+        return await threads.call(function, undo=undo, is_certain=is_certain)
+
+    async def end(self, function: Callable[[], object], *, waits: bool = False) -> None:
+        """Run what closes or releases something, as `Threads.end`."""
+        threads = self._waits if waits else self._calls
+        await threads.end(function)
+
+    def begin(self, function: Callable[[], R]) -> asyncio.Future[R]:
+        """Run ``function`` in a thread; return a future for tasks that come and go."""
+        return self._calls.start(function, is_certain=True)
 
     def start(self, function: Callable[[], object]) -> None:
         """Run ``function`` in a thread, and log its error. Does nothing if the client is closed."""

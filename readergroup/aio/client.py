@@ -348,7 +348,7 @@ class Client:
 
         Waits up to 5 s for calls that wait for the store. A cancelled call goes on in its thread.
         """
-        if self._closing is None:
+        if self._closing is None or self._closing.cancelled():  # as by a program that cancels all its tasks
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 

@@ -52,7 +52,7 @@ class HeldLock(Facade[sync.HeldLock]):
     async def release(self) -> None:
         """Pass the lock to the next waiting caller at once. Releasing twice is no error."""
         self._on_release(self)
-        await self._calls.run(self._wrapped.release, is_certain=True)
+        await self._calls.end(self._wrapped.release)
 
 
 class TaskLock:
@@ -182,7 +182,7 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
                 election.resign()
 
         try:
-            await self._thread.start(begin)
+            await self._thread.call(begin)
             while wait:
                 ring = self._news.next_ring()
                 self._calls.check_open()
@@ -199,7 +199,7 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
                 await wait_until_set(ring, _remaining(deadline))
         except DeadlineExceededError:
             with suppress(ReaderGroupError):
-                await self._thread.start(election.resign, is_certain=True)
+                await self._thread.call(election.resign, is_certain=True)
             raise
         except asyncio.CancelledError:
             self._thread.run(withdraw)
@@ -233,7 +233,7 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
     async def close(self) -> None:
         """Resign and end the threads. Closing twice is no error. If the store is unavailable, the lease expires."""
         self._changes.end()
-        await super().close()
+        await self._thread.end(self._wrapped.close)  # behind a campaign under way, which else could not withdraw
 
 
 class Membership(ClosableFacade[sync.Membership]):
@@ -264,7 +264,7 @@ class Membership(ClosableFacade[sync.Membership]):
                 membership.leave()
 
         try:
-            await self._thread.start(join)
+            await self._thread.call(join)
         except asyncio.CancelledError:
             self._thread.run(undo)
             raise
@@ -292,9 +292,13 @@ class Membership(ClosableFacade[sync.Membership]):
         try:
             await self.join()
         except BaseException:
-            self._calls.start(self._wrapped.close)
+            self._thread.run(self._wrapped.close)
             raise
         return self
+
+    async def close(self) -> None:
+        """Leave and end the threads. Closing twice is no error."""
+        await self._thread.end(self._wrapped.close)  # behind a join under way, which else could not leave
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -36,7 +36,7 @@ class ClosableFacade(Facade[W]):
 
     async def close(self) -> None:
         """Close it. Closing twice is no error."""
-        await self._calls.run(self._wrapped.close, waits=True, is_certain=True)  # type: ignore[attr-defined]
+        await self._calls.end(self._wrapped.close, waits=True)  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> Self:
         return self
@@ -167,7 +167,7 @@ class Items(Generic[T]):
         self._items: deque[T] = deque()
         self._error: Exception | None = None
         self._is_over = False
-        self._taking: asyncio.Task[None] | None = None
+        self._taking: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -180,7 +180,7 @@ class Items(Generic[T]):
             if self._is_over:
                 raise StopAsyncIteration
             if self._taking is None:
-                self._taking = asyncio.create_task(self._calls.run(self._take, is_certain=True))
+                self._taking = self._calls.begin(self._take)
             taking = self._taking
             await asyncio.wait([taking])
             self._taking = None

@@ -90,18 +90,18 @@ class Notifier(Facade[PollingNotifier[Any, N]], Generic[N]):
         unregister = await self._calls.run(
             partial(wrapped.register_listener, told, durable=durable), undo=lambda unregister: unregister()
         )
-        return partial(self._calls.run, unregister, is_certain=True)
+        return partial(self._calls.end, unregister)
 
     async def unregister_listener(self, listener: Callable[[N], object]) -> None:
         """Unregister ``listener``. No error if it is not registered."""
-        await self._calls.run(partial(self._wrapped.unregister_listener, on_loop(listener)), is_certain=True)
+        await self._calls.end(partial(self._wrapped.unregister_listener, on_loop(listener)))
 
     async def unregister_all_listeners(self) -> None:
         """Unregister all listeners. Iterations end, and a `wait` in another task raises `ClosedError`."""
         self._waited = None
         for inbox in list(self._inboxes):
             inbox.close()
-        await self._calls.run(self._wrapped.unregister_all_listeners, is_certain=True)
+        await self._calls.end(self._wrapped.unregister_all_listeners)
 
     async def wait(self, *, timeout: float | None = None) -> N:
         """Wait for the next notification: the present value first, then each change once.

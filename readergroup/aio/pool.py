@@ -124,8 +124,6 @@ class ReaderPool(Facade["SyncReaderPool[T]"], Generic[T]):
 
     def _on_end(self, ended: asyncio.Future[None]) -> None:
         self._calls.closed_first.discard(self)
-        if not ended.cancelled():
-            ended.exception()  # the pool has logged it, and perhaps nobody joins
 
     async def __aenter__(self) -> Self:
         self._start()

@@ -230,12 +230,11 @@ class Reader(Generic[T]):
         if self._deadline is not None:
             self._deadline.interrupt()
         try:
-            await self._calls.run(partial(self._wrapped.close, at=at), is_certain=True)
+            await self._calls.end(partial(self._wrapped.close, at=at))
         finally:
             self._thread.close()
         if self._fetching is not None and not self._is_awaited:
             await asyncio.wait([self._fetching], timeout=_END_SECONDS)
-            _ = self._fetching.done() and self._fetching.exception()  # nothing asks for it any more
         await close_threads([self._thread])
 
     async def __aenter__(self) -> Self:

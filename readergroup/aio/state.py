@@ -165,7 +165,7 @@ class StateSynchronizer(ClosableFacade[sync.StateSynchronizer[S]], Generic[S]):
         stop = await self._calls.run(
             partial(self._wrapped.on_update, on_loop(listener), after=after), undo=lambda stop: stop()
         )
-        return partial(self._calls.run, stop, is_certain=True)
+        return partial(self._calls.end, stop)
 
     async def wait_for(self, predicate: Callable[[S], bool], *, timeout: float | None = None) -> S:
         """Return the first state seen for which ``predicate`` holds. Keeps no thread busy.
@@ -223,7 +223,7 @@ class _SharedFacade(ClosableFacade[W], Generic[W]):
         stop: Callable[[], None] = await self._calls.run(
             partial(register, on_loop(listener), **options), undo=lambda stop: stop()
         )
-        return partial(self._calls.run, stop, is_certain=True)
+        return partial(self._calls.end, stop)
 
     async def close(self) -> None:
         """End listeners and watchers and refuse changes. Reads still work. Closing twice is no error."""

@@ -248,12 +248,16 @@ def test_a_call_that_is_cancelled_before_it_begins_does_not_run_and_what_it_open
             go_on.wait()
             return "opened"
 
-        first = threads.start(open, undo=undone.append)
-        second = threads.start(lambda: ran.append(2))
-        third = threads.start(lambda: ran.append(3), is_certain=True)
+        calls = (
+            threads.call(open, undo=undone.append),
+            threads.call(lambda: ran.append(2)),
+            threads.call(lambda: ran.append(3), is_certain=True),
+        )
+        tasks = [asyncio.create_task(call) for call in calls]  # type: ignore[arg-type]
         await until(begun.is_set)
-        for future in (first, second, third):
-            future.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         go_on.set()
         await until(lambda: undone)
         assert (ran, undone) == ([3], ["opened"])
