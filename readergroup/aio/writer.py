@@ -9,13 +9,13 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from synchronizer import ReaderGroupError
+from synchronizer import ClosedError, ReaderGroupError
 
 from ..closable import noted
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
 from ..streams.transactions.transaction import Transaction as SyncTransaction
 from ..streams.writing.writer import EventWriter as SyncWriter
-from .calls import Calls
+from .calls import Calls, retrieve
 from .facade import ClosableFacade, Opening, Plain
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         super().__init__(wrapped, calls)
         self._room = asyncio.Lock()  # first come, first served
         self._without_room = 0  # tasks that wait
+        self._waiting: asyncio.Future[None] | None = None  # for room, in a thread
         self._flushing: asyncio.Task[None] | None = None
         self._next_flush: asyncio.Task[None] | None = None
 
@@ -52,7 +53,8 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         """Write one event, in the background. Events of one routing key are read in the order of their writes.
 
         Returns at once while there is room, and otherwise waits in order of arrival. If the call raises before the
-        event is written, or is cancelled while it waits for room, the event is not written.
+        event is written, or is cancelled while it waits for room, the event is not written. A writer of events over
+        8 MiB writes in a thread, where a cancelled call goes on.
 
         Args:
             event: A value that the serializer takes, at most 8 MiB, or ``max_event_bytes``, with its headers. It is
@@ -151,12 +153,24 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         """Call ``write``, which waits for room itself, in a thread. The calls of several tasks take turns."""
         self._without_room += 1  # later events wait, which keeps the order of the calls
         try:
-            async with self._room:
-                await self._calls.run(write)
-        finally:
+            await self._room.acquire()
+        except BaseException:
             self._without_room -= 1
+            raise
+        try:
+            writing = self._calls.begin(write)
+        except BaseException:
+            self._end_turn()
+            raise
+        writing.add_done_callback(self._end_turn)  # not before, also if this task is cancelled
+        await asyncio.wait([writing])
+        writing.result()
         if wait:
             await self._stored()
+
+    def _end_turn(self, *written: object) -> None:
+        self._without_room -= 1
+        self._room.release()
 
     async def _write(self, write: Callable[[], None], wait: bool) -> None:
         writer = self._wrapped
@@ -167,19 +181,33 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             try:
                 async with self._room:  # one task of the writer waits in a thread
                     while not writer.has_room and writer.failure is None:
-                        await self._calls.run(writer.wait_for_room)
+                        await self._wait_for_room()
                     write()
             finally:
                 self._without_room -= 1
         if wait:
             await self._stored()
 
+    async def _wait_for_room(self) -> None:
+        """Wait for room, or for the end of a wait that a cancelled call has left in its thread."""
+        own = None
+        if self._waiting is None:
+            self._waiting = own = self._calls.begin(self._wrapped.wait_for_room)
+        await asyncio.wait([self._waiting])
+        self._waiting = None
+        if own is not None:
+            own.result()
+
     async def _stored(self) -> None:
         """Return when all events written before are stored, by one flush for all calls that wait."""
-        if self._next_flush is None:
-            self._next_flush = asyncio.create_task(self._flush_after(self._flushing))
-            self._next_flush.add_done_callback(_retrieve)
-        await asyncio.shield(self._next_flush)
+        while True:
+            if self._next_flush is None or self._next_flush.done():
+                self._next_flush = asyncio.create_task(self._flush_after(self._flushing))
+                self._next_flush.add_done_callback(retrieve)
+            flush = self._next_flush
+            await asyncio.wait([flush])
+            if not flush.cancelled():  # as by a program that cancels all its tasks
+                return flush.result()
 
     async def _flush_after(self, running: asyncio.Task[None] | None) -> None:
         """Flush once for all calls that wait when it begins: those that come later wait for the next one."""
@@ -218,19 +246,13 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             DeadlineExceededError: Some events were not stored in time.
             OutcomeUnknownError: Some events were sent without an answer and may be stored.
         """
-        await self._calls.run(partial(self._wrapped.close, timeout=timeout), is_certain=True)
+        await self._calls.end(partial(self._wrapped.close, timeout=timeout))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with noted(error, "Closing the writer"):
             await self.close()
-
-
-def _retrieve(flush: asyncio.Task[None]) -> None:
-    """Take the error of a flush whose callers were all cancelled."""
-    if not flush.cancelled():
-        flush.exception()
 
 
 class Transaction(Generic[T]):
@@ -246,7 +268,9 @@ class Transaction(Generic[T]):
 
     async def begin(self, writer: SyncWriter[T]) -> Self:
         try:
-            self._transaction: SyncTransaction[T] = await self._thread.start(writer.transaction)
+            self._transaction: SyncTransaction[T] = await self._thread.call(
+                writer.transaction, undo=lambda transaction: transaction.abort()
+            )
         except BaseException:
             self._thread.close()
             raise
@@ -262,18 +286,18 @@ class Transaction(Generic[T]):
     ) -> None:
         """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
         write = partial(self._transaction.write, event, routing_key, headers, event_time=event_time)
-        await self._thread.start(write)
+        await self._thread.call(write)
 
     async def write_batch(self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None) -> None:
         """Write many events of the transaction at once, as `EventWriter.write_batch`."""
-        await self._thread.start(partial(self._transaction.write_batch, events, routing_keys))
+        await self._thread.call(partial(self._transaction.write_batch, events, routing_keys))
 
     async def write_arrow(
         self, table: object, *, data: str, routing_key: str | None = None, headers: str | None = None
     ) -> None:
         """Write the rows of a table in the transaction, as `EventWriter.write_arrow`."""
         write = partial(self._transaction.write_arrow, table, data=data, routing_key=routing_key, headers=headers)
-        await self._thread.start(write)
+        await self._thread.call(write)
 
     async def commit(self, *, timeout: float | None = None) -> None:
         """Put the events into the stream, and return when they are there. Committing twice is no error.
@@ -286,11 +310,11 @@ class Transaction(Generic[T]):
         Raises:
             ReaderGroupError: As `Transaction.commit`.
         """
-        await self._thread.start(partial(self._transaction.commit, timeout=timeout), is_certain=True)
+        await self._thread.call(partial(self._transaction.commit, timeout=timeout), is_certain=True)
 
     async def abort(self) -> None:
         """Give up the events. Aborting twice is no error. A committed transaction raises `InvalidArgumentError`."""
-        await self._thread.start(self._transaction.abort, is_certain=True)
+        await self._thread.call(self._transaction.abort, is_certain=True)
 
     async def __aenter__(self) -> Self:
         return self
@@ -299,7 +323,10 @@ class Transaction(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            await self._thread.start(partial(self._transaction.__exit__, kind, error, traceback), is_certain=True)
+            await self._thread.call(partial(self._transaction.__exit__, kind, error, traceback), is_certain=True)
+        except ClosedError:  # the client was closed, which aborts
+            if error is None:
+                raise
         finally:
             self._thread.close()
 

@@ -39,8 +39,8 @@ async def until(condition: Callable[[], object], what: str = "what is awaited") 
 class HangingStore(FailingStore):
     """A store whose calls do not return while it hangs, as behind a network that drops everything."""
 
-    def __init__(self) -> None:
-        super().__init__(rg.connect("memory://").store)
+    def __init__(self, store: rg.SegmentStore | None = None) -> None:
+        super().__init__(store or rg.connect("memory://").store)
         self._answers = threading.Event()
         self._answers.set()
         self.hanging = 0
@@ -51,13 +51,21 @@ class HangingStore(FailingStore):
             self.hanging += 1
             self._answers.wait()
 
+    def hang(self) -> None:
+        """Let calls wait from now on."""
+        self.hanging = 0
+        self._answers.clear()
+
+    def answer(self) -> None:
+        self._answers.set()
+
     @contextmanager
     def hangs(self) -> Iterator[None]:
-        self._answers.clear()
+        self.hang()
         try:
             yield
         finally:
-            self._answers.set()
+            self.answer()
 
 
 async def fill(client: Any, count: int, *, segments: int = 1, keys: int = 7) -> None:
