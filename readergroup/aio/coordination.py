@@ -233,7 +233,7 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
     async def close(self) -> None:
         """Resign and end the threads. Closing twice is no error. If the store is unavailable, the lease expires."""
         self._changes.end()
-        await self._thread.end(self._wrapped.close)  # behind a campaign under way, which else could not withdraw
+        await super().close()
 
 
 class Membership(ClosableFacade[sync.Membership]):
@@ -292,13 +292,9 @@ class Membership(ClosableFacade[sync.Membership]):
         try:
             await self.join()
         except BaseException:
-            self._thread.run(self._wrapped.close)
+            self._calls.start(self._wrapped.close)
             raise
         return self
-
-    async def close(self) -> None:
-        """Leave and end the threads. Closing twice is no error."""
-        await self._thread.end(self._wrapped.close)  # behind a join under way, which else could not leave
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

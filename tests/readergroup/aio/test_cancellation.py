@@ -102,12 +102,17 @@ def test_a_cancelled_lock_is_held_by_nobody(kind: str, is_contended: bool, store
     in_world(test, store_url)
 
 
-def test_a_cancelled_campaign_leaves_no_candidate() -> None:
+@pytest.mark.parametrize("is_block", [False, True])
+def test_a_cancelled_campaign_leaves_no_candidate(is_block: bool) -> None:
     async def test(world: World) -> None:
         one = await world.client.leader_election("name", "one", member_timeout_seconds=LEASE)
         other = world.other.leader_election("name", "other")
 
         async def campaign_and_resign() -> None:
+            if is_block:
+                async with world.client.leader_election("name", "one", member_timeout_seconds=LEASE) as election:
+                    await election.campaign()
+                return
             await one.campaign()
             try:
                 await asyncio.sleep(0)
@@ -141,44 +146,6 @@ def test_a_cancelled_join_leaves_no_member(is_block: bool) -> None:
         async for each in cancellations(join_and_leave, world.store):
             await until(lambda: not other.members(), each.place)
             await join_and_leave()
-
-    in_world(test)
-
-
-async def campaign_in_a_block(client: aio.Client) -> None:
-    async with client.leader_election("name", "one") as election:
-        await election.campaign()
-
-
-async def join_in_a_block(client: aio.Client) -> None:
-    async with client.membership("name", "one"):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("take_part", "recipe", "begin"),
-    [(campaign_in_a_block, sync.LeaderElection, "campaign"), (join_in_a_block, sync.Membership, "join")],
-)
-def test_a_cancelled_block_is_closed_behind_the_call_that_it_leaves_in_its_thread(
-    take_part: Callable[[aio.Client], Coroutine[Any, Any, None]],
-    recipe: type[Any],
-    begin: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun, go_on, ended = threading.Event(), threading.Event(), list[str]()
-    close = recipe.close
-    monkeypatch.setattr(recipe, begin, lambda *_, **options: (begun.set(), go_on.wait(), ended.append(begin)))
-    monkeypatch.setattr(recipe, "close", lambda one: (ended.append("close"), close(one)))
-
-    async def test(world: World) -> None:
-        taking_part = asyncio.create_task(take_part(world.client))
-        await until(begun.is_set)
-        taking_part.cancel()
-        await asyncio.sleep(0.05)
-        go_on.set()
-        await asyncio.wait([taking_part])
-        await until(lambda: len(ended) == 2)
-        assert ended == [begin, "close"]
 
     in_world(test)
 
