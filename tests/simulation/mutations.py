@@ -259,7 +259,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "rest before weights",
         "A group records weights while segments move, so that moves add up.",
-        33,
+        37,
         frozenset({"L3"}),
         (Words(weights, "record", "state.handing_over or balance.plan(state)", "False"),),
     ),
@@ -311,7 +311,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "positions of checkpoints are recorded once",
         "Where a segment is given up is its position in every checkpoint that is under way, passed or not.",
-        16,
+        26,
         frozenset({"S6"}),
         (
             Words(updates, "_record", "state.checkpoints_ahead_of(found.owner)", "state.outstanding_checkpoints"),
@@ -328,7 +328,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "barrier of checkpoints",
         "A reader goes on with what it was given since a checkpoint, and passes that when it looks again.",
-        47,
+        54,
         frozenset({"S6"}),
         (
             Words(
@@ -441,7 +441,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "a retry holds back its key",
         "While an event waits for its next attempt, the next one of its key begins.",
-        3,
+        10,
         frozenset({"S3"}),
         (
             Words(
@@ -511,7 +511,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "returned events are known",
         "A process that returns events does not look which of them a former one has returned.",
-        679,
+        755,
         frozenset({"S3"}),
         (Words(Returning, "_return", "left.pop(row, None)", "pass"),),
     ),
