@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import CancelledError, wait
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar, cast
 
 from synchronizer import ClosedError
 from synchronizer.callables import NotHandledError, check_callable, is_async
 
-from ..scaling.awaiting import attempt
+from ..scaling.awaiting import LoopEndedError, attempt, run_on
 
 F = TypeVar("F", bound=Callable[..., object])
 R = TypeVar("R")
-
-#: How often a thread that waits for a coroutine looks whether the loop has ended.
-_LOOK_SECONDS: Final = 0.25
 
 
 class LoopListener:
@@ -63,26 +60,3 @@ def on_loop(listener: F, face: type[LoopListener] = LoopListener) -> F:
     """Return a plain function that calls ``listener``: an ``async def`` on the running loop, others in its thread."""
     check_callable(listener, "a listener", may_await=True)
     return cast(F, face(cast(Any, listener))) if is_async(listener) else listener
-
-
-class LoopEndedError(ClosedError):
-    """The event loop has ended, and runs nothing any more."""
-
-
-def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, R]) -> R:
-    """Return what the coroutine returns on the loop. It is called in a thread that is not the loop's.
-
-    Raises:
-        LoopEndedError: The loop has ended, or ends before the coroutine.
-    """
-    try:
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    except RuntimeError:
-        coroutine.close()
-        raise LoopEndedError("the event loop has ended") from None
-    while wait([future], _LOOK_SECONDS).not_done:
-        if loop.is_closed():
-            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-                coroutine.close()  # else Python warns that it was never awaited
-            raise LoopEndedError("the event loop has ended")
-    return future.result()

@@ -25,12 +25,12 @@ from ..group.prefetching import InterruptibleDeadline, PrefetchingReader
 from ..group.reader import EVENTS_AHEAD
 from ..group.reader_group import ReaderGroup
 from ..group.time_windows import TimeWindow
+from ..scaling.awaiting import run_on
 from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch, Position
 from ..streams.serializers import Serializer
 from .calls import Calls, close_threads
 from .facade import Plain
-from .listeners import run_on
 
 if TYPE_CHECKING:
     from ..group.following import Claims

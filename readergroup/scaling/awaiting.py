@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from synchronizer import ClosedError
 from synchronizer.callables import NotHandledError
 
 from ..telemetry.logs import fields_of
@@ -15,8 +18,45 @@ from .handlers import exited
 
 _logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
+
+#: How often a thread that waits for a coroutine looks whether the loop has ended.
+_LOOK_SECONDS: Final = 0.25
 #: How long a handler may take to end after it was cancelled, before the worker complains.
 CANCEL_SECONDS: Final = 5.0
+
+
+class LoopEndedError(ClosedError):
+    """The event loop has ended, and runs nothing any more, or nothing for this caller."""
+
+
+def run_on(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, R], *, is_over: Callable[[], bool] = lambda: False
+) -> R:
+    """Return what the coroutine returns on the loop. It is called in a thread that is not the loop's.
+
+    Args:
+        loop: May end at any moment.
+        coroutine: What runs on it.
+        is_over: Whether the caller is to wait no longer. The coroutine is then cancelled.
+
+    Raises:
+        LoopEndedError: The loop has ended, or ends before the coroutine, or ``is_over``.
+    """
+    try:
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:
+        coroutine.close()
+        raise LoopEndedError("the event loop has ended") from None
+    while wait([future], _LOOK_SECONDS).not_done:
+        if loop.is_closed():
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()  # else Python warns that it was never awaited
+            raise LoopEndedError("the event loop has ended")
+        if is_over():
+            future.cancel()
+            raise LoopEndedError("what used the event loop has ended")
+    return future.result()
 
 
 def contained(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
-from synchronizer import ClosedError, StoreUnavailableError
+from synchronizer import StoreUnavailableError
 from synchronizer.threads.background import BackgroundThread
 
 from ..streams.event import Event, EventBatch
 from ..telemetry.logs import LogAbout
-from .awaiting import attempt
+from .awaiting import attempt, run_on
 from .in_flight import Item
 
 R = TypeVar("R")
@@ -219,20 +219,7 @@ class LoopExecutor:
 
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Return what the coroutine returns. Raise `ClosedError` if the loop ends first."""
-        try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:
-            coroutine.close()
-            raise ClosedError("the event loop has ended") from None
-        while True:
-            try:
-                return future.result(_LOOK_SECONDS)
-            except TimeoutError:
-                if future.done():
-                    raise
-                if self._closed or not self.can_run:
-                    future.cancel()
-                    raise ClosedError("the worker has ended") from None
+        return run_on(self._loop, coroutine, is_over=lambda: self._closed)
 
     def _call_in_loop(self, call: Callable[[], object]) -> None:
         try:

@@ -19,7 +19,7 @@ import readergroup as rg
 import synchronizer as sync
 from readergroup import aio
 from readergroup.aio.calls import CALL_THREADS, WAIT_THREADS
-from readergroup.aio.listeners import LoopEndedError, run_on
+from readergroup.scaling.awaiting import LoopEndedError, run_on
 from readergroup.streams.data.write_batch import MAX_UNSTORED_BYTES
 from tests.readergroup.aio.cancellations import cancellations
 from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
