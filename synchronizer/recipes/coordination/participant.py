@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from synchronizer.arguments import check_duration
-from synchronizer.clock import Deadline
+from synchronizer.clock import Deadline, SystemClock
 from synchronizer.errors import (
     ClosedError,
     CorruptStateError,
@@ -44,6 +44,9 @@ MAX_MEMBER_LENGTH: Final = 250
 _LONG_LEASE_SECONDS: Final = 1.0
 #: The timeout of a store call if the caller's timeout is for something else, or too short.
 ASK_SECONDS: Final = 1.0
+
+# A clock that a test moves stands still while a close waits for another thread.
+_clock: Final = SystemClock()
 
 #: If another member has the id of a participant that joins: let both stay, replace the other, or stay out.
 OnDuplicateId = Literal["keep", "replace", "yield"]
@@ -296,12 +299,12 @@ class Participant:
     def close(self) -> None:
         """`leave_or_warn`, also for a thread that joins now. The synchronizer can be closed afterwards."""
         self.leave_or_warn()
-        self.let_join_end(Deadline(self._clock, ASK_SECONDS))
+        self.let_join_end(Deadline(_clock, ASK_SECONDS))
 
     def let_join_end(self, deadline: Deadline) -> None:
         """Wait for a thread that joins now: if `leave` was called, it gives up the place that it gets."""
         if os.getpid() == self._process_id:
-            self._clock.wait(self._joins_no_more, deadline.remaining())
+            _clock.wait(self._joins_no_more, deadline.remaining())
 
     def _withdraw(self) -> Collection[str]:
         """Drop the place in this process; return the leases that are still to be removed from the state."""
@@ -476,7 +479,6 @@ class Participants:
         threads: bool,
         flushes_leaving: bool = True,
     ) -> None:
-        self._clock = synchronizer.clock
         self._participants: set[Participant] = set()
         self._left_behind: set[str] = set()
         self._new: Callable[[str], Participant] = lambda member: Participant(
@@ -504,7 +506,7 @@ class Participants:
         participants = self._participants.copy()
         for participant in participants:
             self.leave(participant)
-        deadline = Deadline(self._clock, ASK_SECONDS)
+        deadline = Deadline(_clock, ASK_SECONDS)
         for participant in participants:
             participant.let_join_end(deadline)
 

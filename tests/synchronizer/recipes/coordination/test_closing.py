@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from synchronizer import ClosedError, SegmentStore, open_store
+from synchronizer import ClosedError, ReaderGroupError, open_store
 from synchronizer.recipes.coordination.barrier import Barrier
 from synchronizer.recipes.coordination.election import LeaderElection
 from synchronizer.recipes.coordination.lock import Lock
 from synchronizer.recipes.coordination.membership import Membership
-from synchronizer.testing import FailingStore, Operation
+from synchronizer.testing import FailingStore, ManualClock, Operation
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
-KINDS: dict[str, tuple[Callable[[SegmentStore], Any], Callable[[Any], object]]] = {
-    "election": (lambda store: LeaderElection(store, "ship", "a"), lambda each: each.campaign()),
-    "membership": (lambda store: Membership(store, "ship", "a"), lambda each: each.join()),
-    "lock": (lambda store: Lock(store, "ship"), lambda each: each.acquire()),
-    "barrier": (lambda store: Barrier(store, "ship", parties=2), lambda each: each.wait()),
+KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any], object]]] = {
+    "election": (partial(LeaderElection, name="ship", candidate_id="a"), LeaderElection.campaign),
+    "membership": (partial(Membership, name="ship", member_id="a"), Membership.join),
+    "lock": (partial(Lock, name="ship"), Lock.acquire),
+    "barrier": (partial(Barrier, name="ship", parties=2), Barrier.wait),
 }
 
 
@@ -49,3 +50,18 @@ def test_a_join_that_is_under_way_at_the_close_leaves_no_member(store_url: str, 
         assert joining.ended() == (False,) or isinstance(joining.result, ClosedError)
         assert other.synchronizer.fetch_updates().members == ()
         other.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_close_does_not_wait_for_a_clock_that_stands_still(kind: str) -> None:
+    open_one, join = KINDS[kind]
+    clock = ManualClock()
+    with open_store("memory://closing", clock=clock) as shared:
+        store = FailingStore(shared)
+        one = open_one(store, clock=clock, threads=False)
+        store.unavailable = True
+        joining = CallInThread(lambda: (join(one),))
+        until(lambda: any(operation.verb == "append" for operation in store.operations), "it tries")
+        closing = CallInThread(lambda: (one.close(),))
+        assert closing.ended() == (None,)
+        assert isinstance(joining.ended(), ReaderGroupError)
