@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
@@ -32,47 +33,50 @@ def take_checkpoint(updater: GroupUpdater, name: str, *, silent: bool = False, t
     """Begin a checkpoint, and return it when it is completed. `CheckpointTimeoutError` names readers that block it."""
     deadline = Deadline(updater.synchronizer.clock, timeout)
     feed = updater.synchronizer.transitions()
-    pending = None
+    pending = PendingCheckpoint(updater, name, feed)
     try:
-        pending = PendingCheckpoint(updater, name, feed, _begin(updater, name, silent, deadline))
+        pending.begin(deadline, silent=silent)
         return pending.wait(deadline)
     except Exception:
         raise
     except BaseException:  # interrupted: nobody waits for it, and it would hold up the next ones
-        if pending is not None:
-            with suppress(ReaderGroupError):
-                pending.fail()
+        with suppress(ReaderGroupError):
+            pending.fail()
         raise
     finally:
         feed.close()
 
 
-def _begin(updater: GroupUpdater, name: str, silent: bool, deadline: Deadline) -> int:
-    """Begin the checkpoint as soon as the group has room for it, and return what `begin_checkpoint` returns."""
-    while (after := updater.begin_checkpoint(name, silent=silent, timeout=deadline.remaining())) is None:
-        try:
-            updater.synchronizer.wait_for(partial(can_begin_checkpoint, silent=silent), timeout=deadline.remaining())
-        except DeadlineExceededError as error:
-            others = [each for each in updater.state.outstanding_checkpoints if each.silent == silent]
-            raise CheckpointTimeoutError(
-                "the maximum number of checkpoints is outstanding; wait for them, or raise max_outstanding_checkpoints",
-                checkpoint=name,
-                under_way=", ".join(each.name for each in others),
-                readers=", ".join(sorted(others[0].waiting)) if others else "",
-            ) from error
-    return after
-
-
 class PendingCheckpoint:
-    """An outstanding checkpoint, followed through a feed, because a state keeps completed ones only for some time."""
+    """A checkpoint that is followed through a feed, because a state keeps completed ones only for some time."""
 
-    def __init__(self, updater: GroupUpdater, name: str, feed: TransitionFeed[ReaderGroupState], after: int) -> None:
+    def __init__(self, updater: GroupUpdater, name: str, feed: TransitionFeed[ReaderGroupState]) -> None:
         self._updater = updater
         self._name = name
         self._feed = feed
-        self._after = after
-        self._begun_by = updater.synchronizer.revision
+        self._after = math.inf  # no checkpoint is this one until it has begun
+        self._begun_by = Revision(0, 0)
         self._seen: CheckpointState | None = None
+
+    def begin(self, deadline: Deadline, *, silent: bool) -> None:
+        """Begin the checkpoint as soon as the group has room for it."""
+        updater, name = self._updater, self._name
+        while (after := updater.begin_checkpoint(name, silent=silent, timeout=deadline.remaining())) is None:
+            try:
+                updater.synchronizer.wait_for(
+                    partial(can_begin_checkpoint, silent=silent), timeout=deadline.remaining()
+                )
+            except DeadlineExceededError as error:
+                others = [each for each in updater.state.outstanding_checkpoints if each.silent == silent]
+                raise CheckpointTimeoutError(
+                    "the maximum number of checkpoints is outstanding; wait for them, or raise "
+                    "max_outstanding_checkpoints",
+                    checkpoint=name,
+                    under_way=", ".join(each.name for each in others),
+                    readers=", ".join(sorted(others[0].waiting)) if others else "",
+                ) from error
+        self._after = after  # at once: from here on an interrupted call gives it up
+        self._begun_by = updater.synchronizer.revision
 
     def wait(self, deadline: Deadline) -> CheckpointState:
         try:

@@ -11,7 +11,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.group import coordinator
-from readergroup.group.checkpointing import PendingCheckpoint as Taking
+from readergroup.group.checkpointing import PendingCheckpoint
 from readergroup.group.model.state import ReaderGroupState
 from readergroup.group.model.updates import AddReader, CreateCheckpoint, ReassignSegment, ReleaseSegment, RemoveReader
 from readergroup.group.updater import GroupUpdater
@@ -324,10 +324,8 @@ def test_a_taker_that_was_away_says_that_it_does_not_know(world: World, process:
     reader = process.reader("r1")
     away = world.process().group
     updater = GroupUpdater(away.synchronizer, world.admin.streams)
-    feed = away.synchronizer.transitions()
-    after = updater.begin_checkpoint("nightly")
-    assert after is not None
-    taking = Taking(updater, "nightly", feed, after)
+    taking = PendingCheckpoint(updater, "nightly", away.synchronizer.transitions())
+    taking.begin(Deadline(world.clock, 10), silent=False)
     process.step()
     reader.read(timeout=0)
     assert list(world.group.checkpoints) == ["nightly"]
