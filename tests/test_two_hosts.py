@@ -18,7 +18,7 @@ TAKEOVER_SECONDS = 2.0 + 2.0 + 4.0
 
 
 def test_the_other_host_takes_over_on_postgresql(postgres_url: str) -> None:
-    _see_takeover(postgres_url)
+    _see_takeover(f"{postgres_url}&connect_timeout=60")  # longer than a busy machine takes to accept
 
 
 def test_the_other_host_takes_over_on_nats(nats_url: str) -> None:
