@@ -17,7 +17,7 @@ class Closable(Protocol):
 def noted(error: BaseException | None, what: str) -> Iterator[None]:
     """Around ``what`` at the end of a block: if it fails, add that to ``error``, which ended the block, as a note.
 
-    Without this, the program would hear of a consequence, and not of what it did wrong.
+    Otherwise the later error would hide the first one, which is often its cause.
     """
     try:
         yield

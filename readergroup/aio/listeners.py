@@ -14,7 +14,6 @@ from synchronizer.callables import NotHandledError, check_callable, is_async
 from ..scaling.awaiting import LoopEndedError, attempt, run_on
 
 F = TypeVar("F", bound=Callable[..., object])
-R = TypeVar("R")
 
 
 class LoopListener:

@@ -28,7 +28,7 @@ DEAD_LETTERS: Final = "shop/dead"
 DELAYS: Final = (0.2, 1.0)
 #: What the auditor of the other group leaves to `Retries`.
 PLACES: Final = (f"group/{GROUP}", f"data/{STREAM}/", f"data/{DEAD_LETTERS}/", "retries/")
-#: How often a handler fails over an event, besides those that belong to a call of the store.
+#: How often a handler fails.
 _FAILS: Final = 0.25
 
 #: Which event was delivered, and after how many deliveries that failed.
@@ -96,7 +96,7 @@ class Retries:
                         self._ended.add(rg.PydanticSerializer(rg.DeadLetter).loads(raw).data.decode())
 
     def _check_waiting(self, done: Done) -> None:
-        """An event waits once, whoever has failed over it."""
+        """No event waits twice at once, in whichever process its handler failed."""
         store = self._auditor.world.memory
         waiting = Counter(frame.event.pointer for log in DelayLog.all_of(store, GROUP) for frame in log.all())
         for pointer, times in waiting.items():

@@ -268,6 +268,17 @@ def _with(scenario: Scenario, actors: Iterable[Actor], mishaps: Iterable[Mishap]
     )
 
 
+def _befalling(actor: Actor, kind: str, at: float, timeout: float, rng: random.Random) -> Iterator[Mishap]:
+    """What befalls somebody who works all the time; nothing if the kind is empty."""
+    if kind == "dies":
+        moment = rng.choice(("before", "after"))
+        yield Mishap(at, kind, actor.name, calls=rng.randint(1, 30), moment=moment)
+    elif kind == "trouble":
+        yield Mishap(at, kind, actor.name, seconds=rng.uniform(1.0, 3.0), rate=0.5, faults=LOSSES)
+    elif kind:
+        yield Mishap(at, kind, actor.name, seconds=rng.choice((0.3, 1.2 * timeout, 2 * timeout)))
+
+
 def _with_durable_listeners(scenario: Scenario, rng: random.Random) -> Scenario:
     """The same, with some who listen under one name, and mishaps over their calls; and a compaction or two."""
     last = scenario.duration - scenario.timeout
@@ -288,15 +299,8 @@ def _with_durable_listeners(scenario: Scenario, rng: random.Random) -> Scenario:
     mishaps = []
     for actor in listeners:
         at = actor.at + rng.random() * rng.choice((0.3, 2.0, last / 2))  # soon it is in a call
-        mishap = rng.choice(("dies", "kill", "kill", "stop", "stop", "trouble", "cut off", ""))
-        if mishap == "dies":
-            moment = rng.choice(("before", "after"))
-            mishaps.append(Mishap(at, mishap, actor.name, calls=rng.randint(1, 30), moment=moment))
-        elif mishap == "trouble":
-            mishaps.append(Mishap(at, mishap, actor.name, seconds=rng.uniform(1.0, 3.0), rate=0.5, faults=LOSSES))
-        elif mishap:
-            seconds = rng.choice((0.3, 1.2 * scenario.timeout, 2 * scenario.timeout))
-            mishaps.append(Mishap(at, mishap, actor.name, seconds=seconds))
+        kind = rng.choice(("dies", "kill", "kill", "stop", "stop", "trouble", "cut off", ""))
+        mishaps += _befalling(actor, kind, at, scenario.timeout, rng)
     return replace(
         scenario,
         actors=(*scenario.actors, *listeners, *compactors),
@@ -372,15 +376,8 @@ def _with_retriers(scenario: Scenario, rng: random.Random) -> Scenario:
     mishaps = []
     for actor in actors:
         at = rng.uniform(actor.at, last)
-        mishap = rng.choice(("dies", "kill", "stop", "stop", "trouble", "cut off", ""))
-        if mishap == "dies":
-            moment = rng.choice(("before", "after"))
-            mishaps.append(Mishap(at, mishap, actor.name, calls=rng.randint(1, 30), moment=moment))
-        elif mishap == "trouble":
-            mishaps.append(Mishap(at, mishap, actor.name, seconds=rng.uniform(1.0, 3.0), rate=0.5, faults=LOSSES))
-        elif mishap:
-            seconds = rng.choice((0.3, 1.2 * scenario.timeout, 2 * scenario.timeout))
-            mishaps.append(Mishap(at, mishap, actor.name, seconds=seconds))
+        kind = rng.choice(("dies", "kill", "stop", "stop", "trouble", "cut off", ""))
+        mishaps += _befalling(actor, kind, at, scenario.timeout, rng)
     return _with(scenario, actors, mishaps)
 
 

@@ -114,7 +114,7 @@ class LeaderElection:
             if not self._participant.stays:
                 self._elected = False
                 self._participant.join(timeout=max(ASK_SECONDS, deadline.remaining(self.synchronizer.timeout)))
-            if self._closed:  # by another thread, which did not wait for this one
+            if self._closed:  # by another thread, just before this one joined
                 self._participant.leave_or_warn()
         if wait and not self._participant.wait_until(lambda: self.is_leader or not self._participant.wanted, deadline):
             self._participant.leave_or_warn()

@@ -80,7 +80,7 @@ class Membership:
             self._check_open()
             if not self._participant.stays:
                 self._participant.join(on_duplicate_id="replace", timeout=timeout)
-            if self._closed:  # by another thread, which did not wait for this one
+            if self._closed:  # by another thread, just before this one joined
                 self._participant.leave_or_warn()
                 self._check_open()
 

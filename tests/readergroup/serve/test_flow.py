@@ -57,7 +57,7 @@ def stored_bytes(client: rg.Client) -> int:
 
 
 def read_rest(reader: rg.Reader[bytes], events: int) -> int:
-    """Read so many events, after which there are none; how many it were."""
+    """Read this many events, after which there are none, and return how many were read."""
     read = 0
     while read < events:
         read += len(reader.read_batch(100, timeout=PATIENCE_SECONDS))
