@@ -82,7 +82,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         "events of one call": f"{worker.MAX_BATCH_EVENTS:,}",
         "event of an": f"{ENVELOPE_BYTES >> 10} KiB less than the store's largest append",
         "one append": f"{MAX_APPEND_BYTES >> 20} MiB, {MAX_ATTRIBUTE_CHANGES} changes",
-        "segments of a SQLite file": f"{MAX_SEGMENTS_OF_A_FILE / 1e6:.1f} million; {MAX_SEGMENT_BYTES >> 40} TiB",
+        "segments of a SQLite file": f"{MAX_SEGMENTS_OF_A_FILE / 1e6:.1f} million; {MAX_SEGMENT_BYTES >> 30:,} GiB",
     }
     assert [
         (what, limit)

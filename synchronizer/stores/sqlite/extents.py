@@ -18,8 +18,13 @@ from zlib import crc32
 
 from .rows import OFFSET_BITS, DamagedError
 
-# One integer is the key of an extent: its segment's number, then the offset of its first byte.
-MAX_SEGMENT_BYTES: Final = 1 << OFFSET_BITS
+# One integer is the key of an extent: its segment's number, then the offset of its first byte modulo a lap. So the
+# keys of truncated bytes are used again. No extent reaches from one lap into the next.
+_LAP_BYTES: Final = 1 << OFFSET_BITS
+# An append enters a part of a lap only if no extent of the lap before begins in it.
+_PART_BYTES: Final = _LAP_BYTES >> 10
+#: A segment always has room for this many bytes that are not truncated.
+MAX_SEGMENT_BYTES: Final = _LAP_BYTES - 2 * _PART_BYTES
 #: Reading is fastest from extents of this size; the middle of a larger blob is reached through a list of pages.
 _EXTENT_BYTES: Final = 128 * 1024
 #: An extent of at least this size keeps its bytes in a blob, a smaller one in its row: small data is cheap to copy.
@@ -81,17 +86,48 @@ def _damaged(key: int) -> DamagedError:
     return DamagedError(
         "the description of a segment's data is damaged; restore the file from a backup",
         segment_id=key >> OFFSET_BITS,
-        offset=key & MAX_SEGMENT_BYTES - 1,
+        offset=key & _LAP_BYTES - 1,
+    )
+
+
+def has_room(connection: sqlite3.Connection, segment_id: int, length: int, size: int) -> bool:
+    """Return whether ``size`` bytes after ``length`` replace no extent, not even one that is only to be freed."""
+    if length + size <= _LAP_BYTES:
+        return True
+    # The parts that the bytes enter:
+    first, last = -(-length // _PART_BYTES), (length + size - 1) // _PART_BYTES
+    if first > last:
+        return True
+    if (last - first + 1) * _PART_BYTES >= _LAP_BYTES:
+        return False
+    return not any(
+        connection.execute("SELECT 1 FROM extent WHERE key >= ? AND key < ? LIMIT 1", keys).fetchone()
+        for keys in _keys(segment_id, first * _PART_BYTES, (last + 1) * _PART_BYTES)
     )
 
 
 def insert(connection: sqlite3.Connection, segment_id: int, offset: int, data: bytes) -> None:
-    """Write bytes at an offset, which is the end of the segment."""
-    _insert(connection, _key(segment_id, offset), data)
+    """Write bytes at an offset, which is the end of the segment, and where it `has_room`."""
+    key = _key(segment_id, offset)
+    left = (segment_id + 1 << OFFSET_BITS) - key
+    if len(data) <= left:
+        _insert(connection, key, data)
+    else:
+        _insert(connection, key, data[:left])
+        insert(connection, segment_id, offset + left, data[left:])
 
 
 def _key(segment_id: int, offset: int) -> int:
-    return (segment_id << OFFSET_BITS) + offset
+    return (segment_id << OFFSET_BITS) + (offset & _LAP_BYTES - 1)
+
+
+def _keys(segment_id: int, offset: int, end: int) -> list[tuple[int, int]]:
+    """Return the keys of the bytes from ``offset`` up to ``end``: a range for each lap."""
+    first = _key(segment_id, offset)
+    lap_end = segment_id + 1 << OFFSET_BITS
+    if first + end - offset <= lap_end:
+        return [(first, first + end - offset)]
+    return [(first, lap_end), *_keys(segment_id, offset + lap_end - first, end)]
 
 
 def _insert(connection: sqlite3.Connection, key: int, data: bytes) -> None:
@@ -109,10 +145,14 @@ def copy(
     connection: sqlite3.Connection, source_id: int, start: int, end: int, target_id: int, target_offset: int
 ) -> None:
     """Copy bytes of one segment to another. Whole blobs are copied by reference."""
-    if start == end:
-        return
-    first, last = _key(source_id, start), _key(source_id, end)
-    shift = _key(target_id, target_offset) - first
+    while start < end:
+        first, last = _keys(source_id, start, end)[0]
+        target, target_end = _keys(target_id, target_offset, target_offset + last - first)[0]
+        _copy(connection, first, first + target_end - target, target - first)
+        start, target_offset = start + target_end - target, target_offset + target_end - target
+
+
+def _copy(connection: sqlite3.Connection, first: int, last: int, shift: int) -> None:
     references: list[tuple[int, Reference]] = []
     # An INSERT with this SELECT inside would first put everything into a temporary table. No variable holds the
     # cursor: the frames of an interrupted call, which may be kept, would keep its statement open.
@@ -124,7 +164,7 @@ def copy(
         f" FROM {_EXTENTS}"
         " WHERE key >= coalesce((SELECT max(key) FROM extent WHERE key BETWEEN :lowest AND :first), :first)"
         " AND key < :last",
-        {"lowest": _key(source_id, 0), "first": first, "last": last},
+        {"lowest": first >> OFFSET_BITS << OFFSET_BITS, "first": first, "last": last},
     ):
         reference = None if value is None else Reference.decode(key, value)
         if reference is not None and blob is None:
@@ -173,14 +213,21 @@ def read(connection: sqlite3.Connection, segment_id: int, offset: int, end: int)
     """Return the bytes from ``offset`` up to ``end``, both within the segment."""
     if offset == end:
         return b""
-    first, last = _key(segment_id, offset), _key(segment_id, end)
+    first = _key(segment_id, offset)
+    left = (segment_id + 1 << OFFSET_BITS) - first
+    if end - offset <= left:
+        return _read(connection, first, first + end - offset)
+    return _read(connection, first, first + left) + read(connection, segment_id, offset + left, end)
+
+
+def _read(connection: sqlite3.Connection, first: int, last: int) -> bytes:
     rows = connection.execute(
         "SELECT key, data FROM extent"
         " WHERE key >= (SELECT max(key) FROM extent WHERE key <= ?) AND key < ? ORDER BY key",
         (first, last),
     ).fetchall()
     if not rows or rows[0][0] > first:
-        raise _missing(segment_id, offset, end)
+        raise _missing(first, last)
     parts = [data if type(data) is bytes else _referred_to(connection, key, data) for key, data in rows]
     surplus = rows[-1][0] + len(parts[-1]) - last
     if surplus > 0:
@@ -190,8 +237,8 @@ def read(connection: sqlite3.Connection, segment_id: int, offset: int, end: int)
         parts[0] = parts[0][skipped:]
     data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
     # A lost extent, or one with a damaged key or size, yields too few bytes or too many.
-    if len(data) != end - offset:
-        raise _missing(segment_id, offset, end)
+    if len(data) != last - first:
+        raise _missing(first, last)
     return data
 
 
@@ -200,40 +247,58 @@ def _referred_to(connection: sqlite3.Connection, key: int, value: object) -> byt
         raise _damaged(key)
     found = connection.execute("SELECT data FROM blob WHERE id = ?", (_checked(key, value) >> 1,)).fetchone()
     if found is None or type(found[0]) is not bytes:
-        raise _missing(key >> OFFSET_BITS, key & MAX_SEGMENT_BYTES - 1)
+        raise _missing(key)
     data: bytes = found[0]
     return data
 
 
-def _missing(segment_id: int, offset: int, end: int | None = None) -> DamagedError:
+def _missing(key: int, last: int | None = None) -> DamagedError:
     return DamagedError(
-        "data of a segment is missing; restore the file from a backup", segment_id=segment_id, offset=offset, end=end
+        "data of a segment is missing; restore the file from a backup",
+        segment_id=key >> OFFSET_BITS,
+        offset=key & _LAP_BYTES - 1,
+        bytes=None if last is None else last - key,
     )
 
 
-def free(connection: sqlite3.Connection, segment_id: int, offset: int | None, most: int) -> bool:
-    """Free up to ``most`` extents that end at or before the offset (None: of all); return whether more may be left."""
-    first, end = _key(segment_id, 0), _key(segment_id + 1, 0)
-    if offset is not None:
-        end = _end_of_free(connection, first, _key(segment_id, offset))
+def free(connection: sqlite3.Connection, segment_id: int, kept: tuple[int, int] | None, most: int) -> bool:
+    """Free up to ``most`` extents without bytes of this range (None: all); return whether more may be left."""
+    ranges = [(segment_id << OFFSET_BITS, segment_id + 1 << OFFSET_BITS)]
+    if kept is not None:
+        ranges = _without(connection, ranges[0], *kept)
+    left = most
+    for keys in ranges:
+        found = connection.execute(
+            f"SELECT key, {_REFERENCE} FROM extent WHERE key >= ? AND key < ? ORDER BY key LIMIT ?", (*keys, left)
+        ).fetchall()
+        for key, value in found:
+            connection.execute("DELETE FROM extent WHERE key = ?", (key,))
+            if value is not None:
+                _give_up(connection, Reference.decode(key, value))
+        left -= len(found)
+    return left == 0
+
+
+def _without(connection: sqlite3.Connection, lap: tuple[int, int], start: int, end: int) -> list[tuple[int, int]]:
+    """Return the keys of a lap before and after the extents that hold the bytes from ``start`` up to ``end``."""
+    lowest, highest = lap
+    first, last = lowest + (start & _LAP_BYTES - 1), lowest + (end & _LAP_BYTES - 1)
+    first = _begin(connection, lowest, first)
+    if start >> OFFSET_BITS != end >> OFFSET_BITS:  # the bytes go on at the beginning of the lap
+        return [(last, first)]
+    if end < _LAP_BYTES:  # in the first lap, nothing is behind the end
+        return [(lowest, first)]
+    return [(lowest, first), (last, highest)]
+
+
+def _begin(connection: sqlite3.Connection, lowest: int, key: int) -> int:
+    """Return the key of the extent that begins before ``key`` and ends after it; else ``key``."""
     found = connection.execute(
-        f"SELECT key, {_REFERENCE} FROM extent WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
-        (first, end, most),
-    ).fetchall()
-    for key, value in found:
-        connection.execute("DELETE FROM extent WHERE key = ?", (key,))
-        if value is not None:
-            _give_up(connection, Reference.decode(key, value))
-    return len(found) == most
-
-
-def _end_of_free(connection: sqlite3.Connection, first: int, end: int) -> int:
-    kept = connection.execute(
-        f"SELECT key FROM {_EXTENTS} WHERE key = (SELECT max(key) FROM extent WHERE key BETWEEN :first AND :end)"
-        f" AND key + {_SIZE} > :end",
-        {"first": first, "end": end},
+        f"SELECT key FROM {_EXTENTS} WHERE key = (SELECT max(key) FROM extent WHERE key BETWEEN :lowest AND :key)"
+        f" AND key + {_SIZE} > :key",
+        {"lowest": lowest, "key": key},
     ).fetchone()
-    return end if kept is None else int(kept[0])
+    return key if found is None else int(found[0])
 
 
 def _give_up(connection: sqlite3.Connection, reference: Reference) -> None:

@@ -12,10 +12,11 @@ from synchronizer.errors import ReaderGroupError
 from synchronizer.store import ANY, Append, Appended, AppendResult, AttributeChange, Conflict
 
 from . import steps as sqlite_steps
-from .extents import MAX_SEGMENT_BYTES
 
 #: The largest append that another process may commit. A larger one costs more to hand over than its own flush.
 MAX_BYTES: Final = 2048
+#: No segment is so long: its length is a signed integer of 64 bits.
+_LONGER_THAN_ANY: Final = 1 << 63
 #: Each answer takes less than 32 bytes if the append was written, so the answers always have room.
 MAX_APPENDS: Final = 64
 
@@ -71,7 +72,7 @@ def _encode(append: Append) -> list[Any]:
     }
     offset = append.expected_offset
     if offset is not None:
-        offset = min(offset, MAX_SEGMENT_BYTES + 1)  # no segment is so long, whatever the number, which may be huge
+        offset = min(offset, _LONGER_THAN_ANY)  # the number may be too large for msgpack
     return [append.segment, append.data, offset, changes]
 
 

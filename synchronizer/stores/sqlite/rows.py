@@ -21,7 +21,7 @@ from zlib import crc32
 from synchronizer.errors import StoreFullError
 from synchronizer.store import SegmentInfo
 
-#: How many bits of an extent's key are the offset; the rest is the segment's number.
+#: How many bits of an extent's key are the offset, modulo a lap; the rest is the segment's number.
 OFFSET_BITS: Final = 40
 #: Segments that exist have smaller numbers, names that are used up have this number or a larger one.
 MAX_SEGMENTS: Final = 1 << (63 - OFFSET_BITS)

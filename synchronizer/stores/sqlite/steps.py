@@ -47,7 +47,7 @@ class Garbage(NamedTuple):
         row = sqlite_rows.find(connection, self.segment)
         if row is None or row.is_over:
             return self._replace(is_more=False)
-        return self._replace(is_more=sqlite_extents.free(connection, row.id, row.start_offset, most))
+        return self._replace(is_more=sqlite_extents.free(connection, row.id, (row.start_offset, row.length), most))
 
 
 def _collect_deleted(connection: sqlite3.Connection, most: int) -> Garbage:
@@ -149,7 +149,7 @@ def concat(connection: sqlite3.Connection, append: Append, source: str) -> Appen
     copied = _row(connection, source)
     check_source(source, copied.is_sealed)
     size = copied.length - copied.start_offset
-    match = _match(connection, append, size)
+    match = _match(connection, append, size + len(append.data))
     if isinstance(match, Conflict):
         return match
     sqlite_extents.copy(connection, copied.id, copied.start_offset, copied.length, match.row.id, match.row.length)
@@ -196,10 +196,12 @@ def _match(connection: sqlite3.Connection, append: Append, size: int) -> _Match 
     if append.expected_offset not in (None, row.length) or not _are_as_expected(append, present):
         values = {name: None if each is None else each.value for name, each in present.items()}
         return Conflict(row.length, _delta(connection, row, append.expected_offset), values)
-    if row.length + size > MAX_SEGMENT_BYTES:
+    if not sqlite_extents.has_room(connection, row.id, row.length, size):
         raise StoreFullError(
-            "the segment has reached its maximum length; seal it and use another",
+            "the segment has no room; truncate it, or seal it and use another",
             segment=append.segment,
+            start_offset=row.start_offset,
+            length=row.length,
             limit=MAX_SEGMENT_BYTES,
         )
     return _Match(row, present, before)

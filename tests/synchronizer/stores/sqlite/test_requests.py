@@ -14,14 +14,13 @@ from synchronizer.store import ANY, Append, Appended, AttributeChange, Conflict
 from synchronizer.stores.checks import check_appends
 from synchronizer.stores.sqlite import requests as sqlite_requests
 from synchronizer.stores.sqlite.commit_slots import MAX_BYTES
-from synchronizer.stores.sqlite.extents import MAX_SEGMENT_BYTES
 from synchronizer.stores.sqlite.group_commit import Step, StepBatch
-from synchronizer.stores.sqlite.requests import MAX_APPENDS, Request
+from synchronizer.stores.sqlite.requests import _LONGER_THAN_ANY, MAX_APPENDS, Request
 from synchronizer.stores.sqlite.shared_commit import _requests
 
 names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40)
 values = st.binary(max_size=300)
-offsets = st.integers(0, MAX_SEGMENT_BYTES)
+offsets = st.integers(0, _LONGER_THAN_ANY - 1)
 changes = st.builds(AttributeChange, st.none() | st.just(ANY) | values, st.none() | values)
 appends = st.builds(
     Append, names, st.binary(max_size=3000), st.none() | offsets, st.dictionaries(names, changes, max_size=4)
@@ -34,7 +33,7 @@ conflicts = st.builds(
     Conflict, offsets, st.binary(max_size=2500), st.dictionaries(names, st.none() | values, max_size=3)
 )
 ends = st.builds(Appended, offsets, offsets)
-LONGEST = Appended(MAX_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
+LONGEST = Appended(_LONGER_THAN_ANY - 1, _LONGER_THAN_ANY - 1)
 
 
 @given(st.lists(requests, max_size=10))
@@ -47,7 +46,7 @@ def test_requests_arrive_as_they_were(sent: list[Request]) -> None:
 def test_an_expected_offset_may_be_any_number() -> None:
     """Larger ones than the form has room for are as wrong as the first one that no segment can have."""
     (arrived,) = sqlite_requests.decode(sqlite_requests.encode(Request([Append("s", b"", 1 << 70)], is_together=False)))
-    assert arrived.appends[0].expected_offset == MAX_SEGMENT_BYTES + 1
+    assert arrived.appends[0].expected_offset == _LONGER_THAN_ANY
 
 
 class Answer(NamedTuple):
