@@ -26,7 +26,8 @@ def test_schedules_of_signals_break_no_guarantee(tmp_path: Path, schedules: int)
     failed = [report for report in reports if report.violations]
     assert not failed, "\n\n".join(f"{report}\n{explained(report)}" for report in failed)
     assert sum(report.events for report in reports) > 100 * schedules
-    assert sum(len(report.takeovers) for report in reports) > 0
+    if schedules > 2:  # in two, all that are killed may own nothing
+        assert sum(len(report.takeovers) for report in reports) > 0
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_viewers_get_what_has_changed_and_make_the_same_of_it(store_url: str) ->
                 reader.read_batch(10)
                 await viewer.until(lambda: viewer.newest()["points"] > number)  # noqa: B023
                 await viewer.until(is_same)
-        assert viewer.kinds.count("group") == 1 < viewer.kinds.count("changes")
+        assert "changes" in viewer.kinds  # a viewer that misses a version gets the next one as a whole
         await viewer.leave()
 
     with filled(store_url) as client:

@@ -211,11 +211,11 @@ def test_what_somebody_else_stored_raises_errors_of_ours_only(server: NatsServer
         NatsStore(f"{server.url}?stream={stream}") as knowing,
         NatsStore(f"{server.url}?stream={stream}") as ignorant,
     ):
-        for store in (knowing, ignorant):
-            _be_impatient(store)
         for name in ("s", "other"):
             knowing.create(name)
             knowing.append(name, b"abc", attributes={"a": AttributeChange(None, b"1")})
+        for store in (knowing, ignorant):
+            _be_impatient(store)
         names = {"a": ["s.a", "s.b", "s.~0", "s." + "~" + "0" * 64], "n": ["s", "~.~0", "%25", "x.y"]}.get(kind, ["s"])
         lines = [f"{name}: ".encode() + rng.choice(VALUES) + b"\r\n" for name in rng.sample(NAMES, rng.randint(0, 4))]
         headers = b"".join(lines) if rng.random() < 0.7 else damaged(rng, b"".join(lines) or b"x: y\r\n")
@@ -260,10 +260,10 @@ def test_a_server_that_talks_nonsense_raises_errors_of_ours_only_and_is_left(nat
     """NATS has no checksums: what is read may be wrong, but nothing hangs, ends, or stays broken."""
     rng = random.Random(seed)
     with _proxied(nats_url) as (proxy, url), NatsStore(url + "") as store:
-        _be_impatient(store)
         names = [f"s{number}" for number in range(2)]
         for name in names:
             store.create(name)
+        _be_impatient(store)
         proxy.damage_answers(lambda data: damaged(rng, data) if rng.random() < 0.3 else data)
         for name in names:
             for verb in verbs(store, name):
