@@ -257,7 +257,8 @@ class _Cast:
     def end(self, steps: list[Step]) -> Iterator[Step]:
         """The stream is sealed, perhaps by a process that dies over it, and a last reader comes."""
         rng = self._rng
-        yield self._begin("reader", "last", 0.0, pauses=(0.0,))[1]
+        last, step = self._begin("reader", "last", 0.0, pauses=(0.0,))
+        yield step
         sealer, step = self._begin("sealer", "sealer", 0.1)
         yield step
         if rng.random() < 0.4:
@@ -269,8 +270,11 @@ class _Cast:
             newest = {life.id: name for name, life in self.lives.items() if life.role == "reader"}
             readers = [name for name in newest.values() if name not in ended]
             at, killed = rng.uniform(0.1, 0.8), rng.choice(readers)
-            if len(readers) > 1:  # somebody has to read to the end
+            if len(readers) > 1:
                 yield Step(at, "kill", killed)
+            if len(readers) > 1 and killed == last.name:
+                # Each of the others may be out: an earlier process of the same id may join after it, if it is slow.
+                yield self._begin("reader", "after", at, pauses=(0.0,))[1]
 
     def _begin(
         self, role: Role, id_: str, at: float, *, pauses: Sequence[float] = _PAUSES_SECONDS
