@@ -77,7 +77,8 @@ def add_job(scheduler: BaseScheduler, run: Callable[[], None], *, interval_secon
     """Add a job to the scheduler and return it. Late runs are merged into one, and none is dropped."""
     return scheduler.add_job(
         run,
-        IntervalTrigger(seconds=interval_seconds, timezone=scheduler.timezone),
+        # The time of the next run must be a date, of the year 9999 at most.
+        IntervalTrigger(seconds=min(interval_seconds, threading.TIMEOUT_MAX), timezone=scheduler.timezone),
         name=name,
         coalesce=True,
         max_instances=1,

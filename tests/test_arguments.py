@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from types import ModuleType, UnionType
 from typing import (
     Annotated,
@@ -43,15 +43,21 @@ import notifications
 import readergroup as rg
 import synchronizer
 from readergroup.group.manager import ReaderGroupManager
+from readergroup.sinks import SqlSink
+from readergroup.streams.config import staging_prefix
 from readergroup.streams.manager import StreamManager
 from readergroup.testing import make_batch
 from synchronizer import ANY, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_items, check_type
 from synchronizer.configuration import Configuration
+from synchronizer.recipes.queue import event_processor
+from tests.waiting import CallInThread
 
 STREAM = "shop/orders"
 #: For a count and for a duration; those that only some refuse are left out.
 BAD = (math.nan, "5", True, -1, -0.5, [], object())
+#: How long to look whether a call with a long duration raises. One that waits is then left waiting.
+_LOOK_SECONDS = 0.3
 NUMBER = re.compile(r"\b(float|int)\b")
 COLLECTION = re.compile(r"(Callable|Mapping|Sequence|Iterable|dict|frozenset|list|tuple|type)\[.*\]")
 #: Data and its places, which the product makes; and what is a plain calculation.
@@ -114,7 +120,7 @@ ALSO: Mapping[str, Mapping[str, object]] = {
     "Client.event_processor": {"handler": print},
     "StateSynchronizer": {"initial": Counter()},
     "StreamManager.copy": {"source": STREAM},
-    "StreamManager.configure": {"name": STREAM, "retention": "none"},
+    "StreamManager.configure": {"retention": "none"},
     "DelayedRetry": {"dead_letters": "shop/dead"},
     "RetentionPolicy": {"consumed_by": "subscribers"},
     "ScalingPolicy.by_event_rate": {"target": 100.0},
@@ -155,6 +161,18 @@ class Case(NamedTuple):
             return f"{self.parameter}={bad!r} raises {error!r}"
         return f"{self.parameter}={bad!r} returns {answer!r}"
 
+    def takes_or_refuses(self, seconds: float) -> str:
+        """What it raises instead of an error of ours; nothing if it does not."""
+        try:
+            found = self.with_(seconds)
+            if hasattr(found, "close"):
+                found.close()
+        except rg.ReaderGroupError:
+            pass
+        except Exception as error:
+            return f"{self.parameter}={seconds!r} raises {error!r}"
+        return ""
+
 
 class NothingInFlight:
     def is_settled(self, segment: str) -> bool:
@@ -179,7 +197,7 @@ class World:
         (self.range,) = client.batch.segment_ranges(STREAM)
         self.pool = self.group.pool(lambda event: None)
         self.writer_in_transaction = client.writer(STREAM)
-        system = notifications.NotificationSystem()
+        self.system = system = notifications.NotificationSystem()
         self.objects: Mapping[type, object] = {
             type(each): each
             for each in (
@@ -238,8 +256,8 @@ class World:
             "url": "memory://", "queue_size": 10, "reader": "reader", "config": None, "cuts": {}, "source_name": "x",
             "target": "shop/copy", "cause": None, "log": "record", "lag_interval_seconds": 5.0,
             "retention_seconds": 5.0, "retention_bytes": 5, "threads": True, "limit_bytes": 10, "fields": {},
-            "scaling": rg.ScalingPolicy.fixed(1), "prefix": "data/", "is_given_up": lambda name: False, "place": "tail",
-            "numbers": [0], "offsets": {f"{STREAM}/0": 0},
+            "scaling": rg.ScalingPolicy.fixed(1), "prefix": staging_prefix(STREAM, "0"), "place": "tail",
+            "is_given_up": lambda name: False, "numbers": [0], "offsets": {f"{STREAM}/0": 0},
             "updater": self.group._updater, "in_flight": NothingInFlight(),
             "table": pyarrow.table({"event": [b"event"]}), "data": "event", "handle_arrow": None,
             "connection": sqlite3.connect(":memory:"), "engine_or_connect": lambda: sqlite3.connect(":memory:"),
@@ -248,6 +266,7 @@ class World:
         }  # fmt: skip
 
     def close(self) -> None:
+        self.system.close()
         self.client.close()
 
 
@@ -392,6 +411,7 @@ def is_typed(name: str, kind: type | None, method: str) -> bool:
 
 MANAGERS = (StreamManager, ReaderGroupManager)
 CALLABLES = {name: (kind, method) for name, kind, method in public_callables(numbers_of, *MANAGERS)}
+CALLABLES["SqlSink"] = (SqlSink, "")
 TYPED = {each[0]: each[1:] for each in public_callables(typed_of, *MANAGERS) if is_typed(*each)}
 
 
@@ -409,7 +429,7 @@ def cases(
     kind, method = {**TYPED, **CALLABLES}[full_name]
     arguments = dict(world.arguments)
     if kind is rg.BatchClient or kind is StreamManager:
-        arguments["state"] = world.client.streams.fetch_state(STREAM)
+        arguments |= {"name": STREAM, "state": world.client.streams.fetch_state(STREAM)}
     if kind is None:
         call = getattr(rg, method, None) or getattr(synchronizer, method)
     elif inspect.ismethod(getattr(kind, method, None)):
@@ -440,6 +460,25 @@ def test_a_duration_or_count_that_cannot_be_one_is_refused(world: World, name: s
     tried = [case.refuses(bad) for case, _ in cases(world, name, numbers_of) for bad in BAD]
     assert tried
     assert not list(filter(None, tried))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", CALLABLES)
+def test_a_duration_that_is_too_long_for_the_system_is_taken_or_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_processor, "_WAIT_SECONDS", 0.01)  # so long its close takes
+    world = World()
+    calls = []
+    try:
+        for case, _ in cases(world, name, numbers_of):
+            for seconds in (math.inf, 1e12):
+                calls.append(CallInThread(partial(case.takes_or_refuses, seconds)))
+                # It waits for what does not come, until the world is closed.
+                calls[-1].join(_LOOK_SECONDS)
+    finally:
+        world.close()
+    assert not list(filter(None, [call.ended() for call in calls]))
 
 
 @pytest.mark.timeout(60)

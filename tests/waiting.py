@@ -49,6 +49,10 @@ class CallInThread(Generic[T]):
         except Exception as error:
             self.result = error
 
+    def join(self, timeout: float) -> None:
+        """Wait for its end up to this time."""
+        self._thread.join(timeout)
+
     def ended(self) -> T | Exception:
         self._thread.join(PATIENCE_SECONDS)
         assert self.result is not None

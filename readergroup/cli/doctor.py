@@ -19,6 +19,7 @@ import typer
 
 import readergroup as rg
 from synchronizer import ReaderGroupError, UnsupportedError
+from synchronizer.arguments import check_duration
 from synchronizer.extras import install_hint
 
 from ..java import check_java
@@ -83,6 +84,7 @@ def doctor(
 
     The exit code is 1 if something is missing.
     """
+    check_duration(timeout, "--timeout")
     settings = _settings(conf or [])
     if conf and master is None:
         raise WrongUsage("--conf is for the Spark of --master; name it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated, Final
 
@@ -75,9 +76,10 @@ def policy_of(
 
 def age(option: str, text: str) -> timedelta:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*([smhdw])", text.strip().lower(), re.ASCII)
-    if found is None:
-        raise WrongUsage(f"{option} takes an age {_AGE}, not {text!r}")
-    return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
+    if found is not None:
+        with suppress(OverflowError):
+            return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
+    raise WrongUsage(f"{option} takes an age {_AGE}, not {text!r}")
 
 
 def parsed_size(option: str, text: str) -> int:

@@ -30,6 +30,8 @@ from .progress import Row, Tables
 DEFAULT_TABLE: Final = "readergroup_progress"
 #: How long a takeover waits for transactions of the former owner before it tries again.
 _LOCK_TIMEOUT_MS: Final = 2000
+#: The longest time that PostgreSQL accepts, 24 days.
+_MAX_IDLE_TIMEOUT_SECONDS: Final = (2**31 - 1) / 1000
 #: How many jumps of each segment are remembered.
 _MOST_JUMPS: Final = 1000
 
@@ -79,6 +81,8 @@ class SqlSink:
         self._given = (engine_or_connect, table, schema, create_table, idle_timeout_seconds)
         self.tables = Tables(table, schema)
         self.database = open_database(engine_or_connect)
+        if idle_timeout_seconds is not None:
+            idle_timeout_seconds = min(idle_timeout_seconds, _MAX_IDLE_TIMEOUT_SECONDS)
         self.idle_timeout_ms = None if idle_timeout_seconds is None else max(1, round(idle_timeout_seconds * 1000))
         self._creates = create_table
         self._prepared_in: int | None = None

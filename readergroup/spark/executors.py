@@ -96,7 +96,9 @@ def executor_reports(
 @contextmanager
 def _cancelled_after(spark: SparkSession, timeout: float) -> Iterator[None]:
     context = getattr(spark, "_sc", None)
-    timer = threading.Timer(timeout, spark.interruptAll if context is None else context.cancelAllJobs)
+    # An infinite time is too long for the system.
+    seconds = min(timeout, threading.TIMEOUT_MAX)
+    timer = threading.Timer(seconds, spark.interruptAll if context is None else context.cancelAllJobs)
     timer.start()
     try:
         yield

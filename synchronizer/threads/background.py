@@ -124,6 +124,10 @@ class BackgroundThread(threading.Thread):
         with starting(self.name):
             super().start()
 
+    def join(self, timeout: float | None = None) -> None:
+        # An infinite time is too long for the system.
+        super().join(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+
 
 @contextmanager
 def starting(thread: str) -> Iterator[None]:

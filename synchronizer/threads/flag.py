@@ -44,7 +44,9 @@ class Flag(threading.Event):
             self._sleeping[woken] = None
             if self._flag:  # it was set before this waiter was registered
                 return True
-            return woken.acquire(timeout=-1 if timeout is None else max(0.0, timeout)) or self._flag
+            # An infinite time is too long for the system.
+            seconds = -1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+            return woken.acquire(timeout=seconds) or self._flag
         finally:
             self._sleeping.pop(woken, None)
 

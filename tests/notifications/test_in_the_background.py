@@ -592,6 +592,21 @@ def test_a_scheduler_of_ones_own_gets_the_job_and_is_not_stopped(visits: StateSy
         scheduler.shutdown()
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_an_interval_that_no_date_can_follow_is_waited_for(visits: StateSynchronizer[Counter], is_own: bool) -> None:
+    scheduler = BackgroundScheduler() if is_own else None
+    if scheduler is not None:
+        scheduler.start()
+    heard = Heard()
+    try:
+        with CountNotifier(visits, scheduler=scheduler, interval_seconds=1e12) as notifier:
+            notifier.register_listener(heard)
+            assert heard.wait_for(0) == [0]
+    finally:
+        if scheduler is not None:
+            scheduler.shutdown()
+
+
 class LevelNotifier(CountNotifier):
     def detect(self, before: Counter | None, after: Counter, change: Change) -> Iterable[Counted]:
         if after.value >= 5 and (before is None or before.value < 5):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -457,6 +458,8 @@ class Thread:
 
 class Threading:
     """What the product uses of the module ``threading``, in a simulation."""
+
+    TIMEOUT_MAX = threading.TIMEOUT_MAX
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation

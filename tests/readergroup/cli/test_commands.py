@@ -474,7 +474,8 @@ def test_where_a_group_cannot_be_reset_to_is_said(orders: Cli) -> None:
     assert "neither a checkpoint nor cuts" in orders.fails(2, "group", "reset", "g", "--to", '{"a": 1}', "--yes")
     told = orders.fails(2, "group", "reset", "g", "--to", "2026-01-01", "--yes")
     assert "--to '2026-01-01' needs a timezone, such as 2026-01-01T00:00:00+00:00" in told
-    assert "such as 2h" in orders.fails(2, "group", "reset", "g", "--to", "noon", "--yes")
+    for wrong in ("noon", "999999999d", "999999999w"):
+        assert "such as 2h" in orders.fails(2, "group", "reset", "g", "--to", wrong, "--yes")
 
 
 def test_who_blocks_a_checkpoint_is_named(orders: Cli) -> None:
@@ -708,6 +709,7 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("read shop/orders", "use either --group NAME, or --from and --to"),
         ("read shop/orders --group g --limit -1", "must not be negative"),
         ("read shop/orders --group g --limit x", "valid integer"),
+        ("stream configure shop/orders --retention-max-age 999999999w", "takes an age such as"),
         ("--url memory:// stream list", "a store in memory ends with the command"),
     ],
 )
@@ -741,10 +743,19 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(orders: Cli, command: 
         ("--url sqlite:////nonexistent/x.db stream list", "no SQLite file exists at this path"),
         ("--url nonsense stream list", "not the address of a store"),
         ("demo /nonexistent", "No such file or directory: /nonexistent"),
+        ("doctor --timeout nan", "--timeout must be a number of seconds >= 0"),
+        ("doctor --timeout -1", "--timeout must be a number of seconds >= 0"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_1(orders: Cli, command: str, says: str) -> None:
     assert says in orders.fails(1, *command.split(" "))
+
+
+@pytest.mark.parametrize("timeout", ["inf", "1e12"])
+def test_a_timeout_may_be_as_long_as_one_likes(orders: Cli, timeout: str) -> None:
+    orders.ok("group", "create", "g", "--stream", "shop/orders")
+    assert "shop/orders[0:" in orders.ok("group", "checkpoint", "g", "now", "--timeout", timeout)
+    assert "the store answers" in orders.ok("doctor", "--timeout", timeout)
 
 
 def test_errors_name_commands_and_not_calls(orders: Cli) -> None:

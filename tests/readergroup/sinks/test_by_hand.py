@@ -176,6 +176,21 @@ def _left_open(database: ApplicationDatabase, event: rg.Event[bytes]) -> Abstrac
             return transaction
 
 
+@pytest.mark.parametrize("database", ["psycopg-function"], indirect=True)
+def test_an_idle_timeout_may_be_longer_than_the_longest_of_the_server(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    write(client, 1, keys=1, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given(), idle_timeout_seconds=1e12)
+    with group.reader("one", sink=sink) as reader:
+        event = reader.read(timeout=60)
+        assert event is not None
+        with sink.transaction(event) as connection:
+            database.store(connection, event)
+    assert len(database.effects()) == 1
+
+
 @pytest.mark.parametrize("step", ["claim", "settle"])
 @pytest.mark.parametrize("database", ["psycopg-function"], indirect=True)
 def test_a_former_owner_that_was_stopped_in_a_step_of_its_own_holds_nothing_up(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import readergroup as rg
 from readergroup.spark import check_java
+from readergroup.spark.executors import _cancelled_after
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "msgspec"])
@@ -18,6 +23,16 @@ def test_without_pyspark_the_import_names_the_extra(missing: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "UnsupportedError" in done.stderr
     assert "pip install '.[spark]'" in done.stderr
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e12])
+def test_a_job_may_take_as_long_as_one_likes(timeout: float) -> None:
+    before = set(threading.enumerate())
+    with _cancelled_after(SimpleNamespace(interruptAll=pytest.fail), timeout):
+        (timer,) = set(threading.enumerate()) - before
+        timer.join(0.2)
+        assert timer.is_alive()
+    timer.join(PATIENCE_SECONDS)
 
 
 def java_that_says(folder: Path, text: str) -> None:
