@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgpack
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from synchronizer import InvalidArgumentError
 from synchronizer.arguments import check_items, type_name
@@ -115,7 +117,8 @@ class PydanticSerializer(Generic[M]):
     """For events that are models of one class, as JSON. Other JSON raises pydantic's ``ValidationError`` when read.
 
     A value of another class is refused. A value of a subclass is written with its own fields, and read as the model.
-    NaN is written as null, as pydantic does, unless the model's config has another ``ser_json_inf_nan``.
+    NaN and the infinities are refused, because pydantic writes them as null, unless the ``ser_json_inf_nan`` of the
+    model's config is ``"strings"`` or ``"constants"``.
     """
 
     def __init__(self, model: type[M]) -> None:
@@ -130,10 +133,34 @@ class PydanticSerializer(Generic[M]):
                 takes=self.model.__name__,
                 type=type(value).__name__,
             )
-        return value.model_dump_json().encode()
+        text = value.model_dump_json()
+        # Most values have no null, or none but fields that are None: for these, two quick looks are enough.
+        if "null" in text and b"null" in to_json(value, exclude_none=True, serialize_unknown=True):
+            _check_nulls(value, text)
+        return text.encode()
 
     def loads(self, data: bytes, /) -> M:
         return self.model.model_validate_json(data)
+
+
+def _check_nulls(value: BaseModel, text: str) -> None:
+    if _has_null_for_number(value.model_dump(), json.loads(text)):
+        raise InvalidArgumentError(
+            "the value has a number that is NaN or infinite, which would be written as null; use None, or set "
+            "ser_json_inf_nan in the config of the model that has the number",
+            type=type(value).__name__,
+        )
+
+
+def _has_null_for_number(value: object, written: object) -> bool:
+    """Return whether ``written``, the JSON of ``value``, has null where the value has NaN or an infinity."""
+    if written is None:
+        return isinstance(value, float) and not math.isfinite(value)
+    if isinstance(value, Mapping) and isinstance(written, dict):
+        return any(map(_has_null_for_number, value.values(), written.values()))
+    if isinstance(value, Collection) and isinstance(written, list):
+        return any(map(_has_null_for_number, value, written))
+    return False
 
 
 _RETURN_BYTES: Final = (BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer)

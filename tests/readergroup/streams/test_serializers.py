@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 
 import readergroup as rg
 from readergroup.streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer
@@ -40,6 +40,57 @@ def test_models_come_back_and_what_is_none_is_refused() -> None:
     assert serializer.loads(serializer.dumps(Order(id=1, name="ü"))) == Order(id=1, name="ü")
     with pytest.raises(ValidationError):
         serializer.loads(b'{"id":"x"}')
+
+
+class Measured(BaseModel):
+    value: float | None = None
+    values: list[float] = []
+    by_name: dict[str, Any] = {}
+    inner: Measured | None = None
+    text: str = "null"
+
+
+class MeasuredAsText(Measured):
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+    value: float = 0.0
+
+
+class MeasuredAsConstant(Measured):
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    value: float = 0.0
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_a_number_that_pydantic_would_write_as_null_is_refused_where_it_is_written(number: float) -> None:
+    serializer = PydanticSerializer(Measured)
+    for bad in (
+        Measured(value=number),
+        Measured(values=[1.0, number]),
+        Measured(by_name={"none": None, "list": [None, {"number": number}]}),
+        Measured(inner=Measured(value=number)),
+        MeasuredAsText(inner=Measured(value=number)),
+    ):
+        with pytest.raises(InvalidArgumentError, match="NaN or infinite.* set ser_json_inf_nan"):
+            serializer.dumps(bad)
+    with pytest.raises(InvalidArgumentError, match="NaN or infinite"):
+        PydanticSerializer(RootModel[float]).dumps(RootModel[float](number))
+
+
+def test_what_is_none_and_what_the_config_of_a_model_writes_otherwise_comes_back() -> None:
+    serializer = PydanticSerializer(Measured)
+    for good in (
+        Measured(),
+        Measured(value=1.5),
+        Measured(by_name={"none": None, "list": [None, {"none": None, "null": "null"}], "set": {1}}),
+        Measured(inner=Measured()),
+    ):
+        read = serializer.loads(serializer.dumps(good))
+        assert read.model_dump(mode="json") == good.model_dump(mode="json")
+    for model in (MeasuredAsText, MeasuredAsConstant):
+        written = PydanticSerializer(model)
+        for number in (float("nan"), float("inf"), -float("inf")):
+            read = written.loads(written.dumps(model(value=number, by_name={"none": None, "list": [None]})))
+            assert str(read.value) == str(number)
 
 
 class OtherOrder(BaseModel):
