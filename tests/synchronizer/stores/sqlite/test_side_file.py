@@ -16,7 +16,9 @@ from synchronizer.stores import open_store
 
 from ..users import NOBODY, as_nobody
 
-SUFFIXES = (".lock", ".lock.next", ".notify", ".fair")
+#: Without these the store does not open.
+NEEDED = (".lock", ".lock.next", ".notify", ".fair", ".reserve")
+SUFFIXES = (*NEEDED, ".slots")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
 
@@ -51,7 +53,7 @@ def test_whoever_may_write_to_the_database_may_open_them_and_nobody_else(path: P
     assert [oct(stat.S_IMODE(each.st_mode)) for each in beside(path)] == [oct(expected)] * len(SUFFIXES)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", NEEDED)
 def test_a_link_is_not_followed(path: Path, suffix: str) -> None:
     use(path)
     other = path.with_name("other")
@@ -65,13 +67,32 @@ def test_a_link_is_not_followed(path: Path, suffix: str) -> None:
     assert other.stat().st_mode == before.st_mode
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", NEEDED)
 def test_what_is_not_a_file_is_refused(path: Path, suffix: str) -> None:
     use(path)
     Path(f"{path}{suffix}").unlink()
     os.mkfifo(f"{path}{suffix}")
     with pytest.raises(StoreUnavailableError, match=f"not a regular file; remove it.*{suffix}"):
         use(path)
+
+
+@pytest.mark.parametrize("found", ["link", "pipe"])
+def test_neither_is_used_for_the_slots_without_which_the_store_works_too(path: Path, found: str) -> None:
+    use(path)
+    slots, other = Path(f"{path}.slots"), path.with_name("other")
+    other.write_bytes(b"kept")
+    before = other.stat()
+    slots.unlink()
+    if found == "link":
+        slots.symlink_to(other)
+    else:
+        os.mkfifo(slots)
+    use(path)
+    with open_store(f"sqlite:///{path}") as store:
+        assert store.read("s", 0, 100) == b"datadata"
+    assert other.read_bytes() == b"kept"
+    assert other.stat().st_mode == before.st_mode
+    assert slots.is_symlink() == (found == "link") and slots.is_fifo() == (found == "pipe")
 
 
 @needs_root
