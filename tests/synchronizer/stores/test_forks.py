@@ -122,7 +122,7 @@ def test_processes_that_share_no_memory_may_open_the_same_file(url: str, method:
         assert store.read("s", 0, 100) == b"data" * 4
 
 
-@pytest.mark.stores(round_robin=True)
+@pytest.mark.stores("sqlite", "postgresql", "nats")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("times", [10, pytest.param(30, marks=pytest.mark.broad)])
 def test_a_process_may_fork_at_any_moment(shared_store_url: str, tmp_path: Path, times: int) -> None:
