@@ -34,8 +34,7 @@ STREAM, GROUP, QUEUE = "shop/orders", "billing", "jobs"
 #: What may be said of damage. The last one is of a file that says it is of a newer format.
 TOLD: Final = (CorruptStoreError, CorruptStateError, CorruptDataError, UnsupportedError)
 LAST: Final = "what is left"
-FLIPS: Final = 200
-#: Of these, the share that goes to pages of rows: those of large data are full, and the data has checksums of its own.
+#: The share of flips in pages of rows: those of large data are full, and the data has checksums of its own.
 AT_ROWS: Final = 0.9
 PAGE_BYTES: Final = 16 * 1024
 MANY: Final = 400
@@ -223,8 +222,10 @@ def check(original: Path, folder: Path, rng: random.Random, count: int) -> Count
     return told
 
 
-def test_a_flipped_bit_changes_no_answer(original: Path) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("flips", [200, pytest.param(1500, marks=pytest.mark.broad)])
+def test_a_flipped_bit_changes_no_answer(original: Path, flips: int) -> None:
     # In memory, where the system has files in memory: no copy has to last.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-        told = check(original, Path(folder), random.Random(SEED), FLIPS)
-    assert told["damage"] > FLIPS / 10
+        told = check(original, Path(folder), random.Random(SEED), flips)
+    assert told["damage"] > flips / 10
