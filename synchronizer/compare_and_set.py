@@ -53,6 +53,11 @@ class Cell:
         self._know(stored)
         return stored
 
+    @property
+    def has_doubts(self) -> bool:
+        """Whether a change was sent and its outcome is unknown."""
+        return bool(self._tried)
+
     def is_in_doubt(self, value: bytes | None) -> bool:
         """Return whether a change to ``value`` was sent and its outcome is unknown."""
         return value in self._tried

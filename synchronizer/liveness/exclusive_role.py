@@ -128,6 +128,8 @@ class ExclusiveRole:
         """Release the role, so that another process takes it at once. The payload stays."""
         with self._lock:
             self._lapse()  # also if the answer is lost
+            if self._cell.has_doubts:
+                self._cell.load()
             while self._is_mine and not self._write(holder_id=b""):
                 pass  # the payload was cleared
 

@@ -165,7 +165,7 @@ class Consumer:
             if self.active:
                 self._record()
                 self.active = False
-                self._role.give_up()
+            self._role.give_up()  # also if the answer to taking it was lost
 
     # ------------------------------------------------------------------ the role
 

@@ -134,8 +134,7 @@ class EventProcessor(EventQueue):
                 self._thread.start()
                 self._keeper.start()
             except BaseException:
-                self._consumer.stopping.set()  # for the thread that has started
-                super().close()
+                self.close()  # the thread that has started may hold the role
                 raise
 
     @property
@@ -213,7 +212,7 @@ class EventProcessor(EventQueue):
         self._consumer.stopping.set()
         if self._thread is None:
             self._leave()
-        elif self._thread is not threading.current_thread():
+        elif self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(self.timeout if timeout is None else timeout)
             if self._thread.is_alive():
                 _logger.warning("%s was closed while its handler was running", self.name)
@@ -258,7 +257,7 @@ class EventProcessor(EventQueue):
             self._error = error
             _logger.error("%s: this process handles no more events: %s", self.name, error)
         finally:
-            if failures:  # the store does not answer: events since the last stored position come again
+            if failures > 1:  # the store does not answer: events since the last stored position come again
                 _logger.warning("%s: the role could not be released and will expire", self.name)
             else:
                 self._leave()

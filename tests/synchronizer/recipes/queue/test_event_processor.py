@@ -754,6 +754,34 @@ class TestThreads:
                 processor.drain(timeout=LONG)
         assert handler.handled == numbers(1)
 
+    def test_the_next_takes_over_at_once_from_one_that_did_not_hear_that_it_had_the_role(
+        self, store: FailingStore, clock: InstantClock
+    ) -> None:
+        first, second = (stepped(store, clock, Handler(), consumer_timeout_seconds=600) for _ in range(2))
+        store.lose_answers()
+        with pytest.raises(StoreUnavailableError):
+            first.step()
+        second.step()
+        assert not second.active
+        first.close()
+        second.step()
+        assert second.active
+
+    def test_the_next_takes_over_at_once_from_one_that_is_closed_after_an_error(
+        self, store: FailingStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        options: Any = {"consumer_timeout_seconds": 600}
+        still = ManualClock()  # the pause after the error does not end
+        with caplog.at_level(logging.WARNING), self.started(store, Handler(), clock=still, **options) as first:
+            until(lambda: first.active, "the first holds the role")
+            store.unavailable = True
+            until(lambda: "does not answer" in caplog.text, "it is told")
+            store.unavailable = False
+        with self.started(store, handler := Handler(), **options) as second:
+            second.add(b"0000")
+            second.drain(timeout=LONG)
+        assert handler.handled == numbers(1)
+
     def test_a_store_that_is_away_is_waited_for(self, store: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
         handler = Handler()
         with caplog.at_level(logging.WARNING), self.started(store, handler) as processor:
