@@ -498,8 +498,8 @@ class Participants:
         return participant
 
     def leave(self, participant: Participant) -> None:
-        self._participants.discard(participant)
         participant.leave_or_warn()
+        self._participants.discard(participant)  # last: an interrupted `close` can be called again
 
     def close(self) -> None:
         """Let all leave, also those that join now. The synchronizer can be closed afterwards."""

@@ -72,6 +72,25 @@ def test_an_interrupted_lock_is_held_by_nobody(kind: str, stores: list[SegmentSt
     other.close()
 
 
+@pytest.mark.stores("memory", "sqlite")
+@pytest.mark.parametrize("kind", LOCKS)
+def test_an_interrupted_close_of_a_lock_that_is_held_can_be_repeated(
+    kind: str, stores: list[SegmentStore], sparsely: int
+) -> None:
+    other = LOCKS[kind](stores[1])
+    opened: list[tuple[Lock, HeldLock]] = []
+
+    def take() -> None:
+        lock = LOCKS[kind](stores[0])
+        opened[:] = [(lock, lock.acquire(timeout=DEADLINE))]
+
+    for run in interrupts(lambda: opened[0][0].close(), one_in=one_in(stores[0], sparsely), seed=kind, before=take):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        opened[0][0].close()
+        until(lambda: not other.holders(), f"nobody holds it, interrupted at {run.place}", seconds=DEADLINE)
+    other.close()
+
+
 def test_an_interrupted_campaign_leaves_no_candidate(stores: list[SegmentStore], sparsely: int) -> None:
     one, other = (
         LeaderElection(store, "name", name, member_timeout_seconds=LEASE_SECONDS)
