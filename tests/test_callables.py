@@ -61,6 +61,7 @@ INSIDE: Final = {
     "OutboxRelay.__init__(connect)",
     "PollingNotifier.unregister_listener(listener)",
     "Reader.__init__(on_close)",
+    "Reader.__init__(on_open)",
     "Subscription.__init__(listener)",
     "Subscription.__init__(on_failure)",
     "Transaction.__init__(before_commit)",

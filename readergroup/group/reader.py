@@ -99,6 +99,7 @@ class Reader(Generic[T]):
         in_flight: EventsInFlight | None = None,
         claims: Claims | None = None,
         timeout: float = 30.0,
+        on_open: Callable[[Reader[T]], object] | None = None,
         on_close: Callable[[Reader[T]], object] | None = None,
     ) -> None:
         check_duration(timeout, "timeout")
@@ -116,6 +117,7 @@ class Reader(Generic[T]):
         self._thread: int | None = None
         # Not a threading.Event: the thread that a signal handler interrupts could hold its lock.
         self._stopped = False
+        self._has_left = False
         self._pause = Flag()  # never set
         self._process_id = os.getpid()
         self._is_cut_off = False  # from the store, and this was logged
@@ -145,6 +147,8 @@ class Reader(Generic[T]):
             claims=claims,
             timeout=timeout,
         )
+        if on_open is not None:
+            on_open(self)
         try:
             self._member.join(None)
         except BaseException:
@@ -346,17 +350,22 @@ class Reader(Generic[T]):
         Args:
             at: Where other readers continue, instead of where this reader stands.
         """
-        if self._member.closed or os.getpid() != self._process_id:
+        if self._has_left or os.getpid() != self._process_id:
             return
         if at is not None:
             self._updater.check_position(at, "at")
-        self._member.closed = True
-        self.stop()
+        self._member.closed = self._has_left = True
         try:
+            self.stop()
             self._progress.end()
             self._member.leave(at)
+        except Exception:
+            raise
+        except BaseException:  # interrupted: it may still be in the group
+            self._has_left = False
+            raise
         finally:
-            if self._on_close is not None:
+            if self._has_left and self._on_close is not None:
                 self._on_close(self)
 
     def go_on(self) -> None:

@@ -224,21 +224,30 @@ class ReaderGroup:
         claims: Claims | None = None,
     ) -> R:
         """`reader`, of this class. Pools use it."""
-        reader = kind(
-            self._updater,
-            self.coordinator,
-            new_reader_id() if reader_id is None else reader_id,
-            serializer_or_bytes(serializer),
-            auto_commit=auto_commit,
-            on_assign=on_assign,
-            on_release=on_release,
-            on_checkpoint=on_checkpoint,
-            in_flight=in_flight,
-            claims=claims,
-            timeout=self._client.timeout,
-            on_close=self._forget,
-        )
-        self._close_at_end(reader)
+        opened: list[Reader[Any]] = []
+        try:
+            reader = kind(
+                self._updater,
+                self.coordinator,
+                new_reader_id() if reader_id is None else reader_id,
+                serializer_or_bytes(serializer),
+                auto_commit=auto_commit,
+                on_assign=on_assign,
+                on_release=on_release,
+                on_checkpoint=on_checkpoint,
+                in_flight=in_flight,
+                claims=claims,
+                timeout=self._client.timeout,
+                on_open=opened.append,
+                on_close=self._forget,
+            )
+            self._close_at_end(reader)
+        except Exception:
+            raise
+        except BaseException:  # interrupted: it may be in the group, and nobody has it
+            for each in opened:
+                each.close()
+            raise
         return reader
 
     def _close_at_end(self, reader: Reader[Any]) -> None:

@@ -179,8 +179,18 @@ def test_an_interrupted_reader_can_be_opened_and_closed_again(clients: list[rg.C
     one, other = clients
     group, same = one.groups.create("group", streams=["shop/orders"]), other.groups.get("group")
     numbers = itertools.count()
-    for run in interrupts(lambda: group.reader(f"reader-{next(numbers)}").close(), one_in=6 * sparsely):
+
+    def open_and_close() -> None:
+        reader = group.reader(f"reader-{next(numbers)}")
+        try:
+            reader.close()
+        except BaseException:
+            reader.close()
+            raise
+
+    for run in interrupts(open_and_close, one_in=6 * sparsely):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        assert same.online_readers() == [], run.place
         for each in (same, group):
             opening = CallInThread(lambda each=each: (each.reader(f"reader-{next(numbers)}").close(),))
             assert opening.ended() == (None,), run.place
