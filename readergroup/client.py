@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
@@ -19,7 +19,7 @@ from synchronizer.recipes.queue.limits import MAX_OUTSTANDING_BYTES
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import Stepped, step_each
 
-from .closable import Closable, noted
+from .closable import Closable, close_each, noted
 from .streams.event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:  # each part of a client loads what it is made of
@@ -560,14 +560,11 @@ class Client:
         if os.getpid() != self._process_id:
             return  # a forked child: the objects belong to the parent
         self._closed = True
-        with ExitStack() as closing:  # closes each, even if another raises; in reverse order
-            if self._address is not None:
-                closing.callback(self.store.close)
-            for name in ("streams", "groups"):
-                if name in self._parts:
-                    closing.callback(self._parts[name].close)
-            for opened in list(self._opened.values()):
-                closing.callback(opened.close)
+        closes = [opened.close for opened in reversed(list(self._opened.values()))]
+        closes += [self._parts[name].close for name in ("groups", "streams") if name in self._parts]
+        if self._address is not None:
+            closes.append(self.store.close)
+        close_each(closes)
 
     def __enter__(self) -> Self:
         return self
@@ -576,7 +573,13 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with noted(error, "Closing the client"):
-            self.close()
+            try:
+                self.close()
+            except Exception:
+                raise
+            except BaseException:  # interrupted: the caller does not repeat it
+                self.close()
+                raise
 
     def __repr__(self) -> str:
         return f"Client({self.store.url!r})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -11,6 +11,20 @@ from synchronizer import ReaderGroupError
 
 class Closable(Protocol):
     def close(self) -> None: ...
+
+
+def close_each(closes: Iterable[Callable[[], object]]) -> None:
+    """Call each in order, also after an error of another one, which is raised at the end.
+
+    An interrupt ends this: what closes later, such as the store, is still needed when the call is repeated.
+    """
+    left = iter(closes)
+    for close in left:
+        try:
+            close()
+        except Exception:
+            close_each(left)
+            raise
 
 
 @contextmanager

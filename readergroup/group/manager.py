@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,7 @@ from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
+from ..closable import close_each
 from ..errors import ReaderGroupExistsError
 from ..record.naming import LIFE
 from ..streams.config import StreamCut, check_name
@@ -250,10 +251,8 @@ class ReaderGroupManager:
         with self._lock:
             self._closed = True
             groups = self._groups.values()
-        with ExitStack() as closing:  # in reverse order: the readers that close may still wait for the store
-            closing.callback(self._closing.set)
-            for group in groups:
-                closing.callback(group.close)
+        # In this order: the readers that close may still wait for the store.
+        close_each([*(group.close for group in groups), self._closing.set])
 
 
 def _not_found(name: str) -> NotFoundError:

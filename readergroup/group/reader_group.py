@@ -6,7 +6,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 from weakref import WeakSet
@@ -26,6 +25,7 @@ from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
+from ..closable import close_each
 from ..record import defaults
 from ..scaling.scaled_group import PoolClient
 from ..streams.config import SegmentId, StreamCut, check_name
@@ -792,29 +792,23 @@ class ReaderGroup:
             self._closed = True
             running = list(self._running)
             recordings = list(self._recordings)
-        with ExitStack() as closing:  # closes each, whatever the others raise; in reverse order
-            for notifier in self._notifiers:
-                closing.callback(notifier.close)
-            closing.callback(self._closing.set)
-            closing.callback(self.synchronizer.close)  # ends polls that wait for a store that is away
-            for notifier in self._notifiers:
-                closing.callback(notifier.unregister_all_listeners)
-            for recording in recordings:  # after the readers, so that it records their leaving
-                closing.callback(recording.close)
-            closing.callback(self._close_readers)
-            for each in running:
-                closing.callback(each.close)
+            readers = list(self._readers)
+        notifiers = self._notifiers
+        close_each(
+            [
+                *(each.close for each in running),
+                *(reader.close for reader in readers),
+                *(recording.close for recording in recordings),  # after the readers, so that it records their leaving
+                *(notifier.unregister_all_listeners for notifier in notifiers),
+                self.synchronizer.close,  # ends polls that wait for a store that is away
+                self._closing.set,
+                *(notifier.close for notifier in notifiers),
+            ]
+        )
 
     @property
     def _notifiers(self) -> Sequence[PollingNotifier[ReaderGroupState, Any]]:
         return (*(self._state_notifiers or ()), *list(self._lag_notifiers.values()))
-
-    def _close_readers(self) -> None:
-        with self._lock:
-            readers = list(self._readers)
-        with ExitStack() as closing:
-            for reader in readers:
-                closing.callback(reader.close)
 
     def __repr__(self) -> str:
         return f"ReaderGroup({self.name!r}, {self.synchronizer.store.url!r})"

@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 from weakref import WeakSet
@@ -34,7 +34,7 @@ from synchronizer.store import MAX_CREATED
 from synchronizer.threads.loading import loading
 from synchronizer.threads.task_threads import TaskThreads
 
-from ..closable import Closable
+from ..closable import Closable, close_each
 from ..errors import StreamExistsError
 from ..telemetry.counters import Counters
 from .config import (
@@ -586,9 +586,7 @@ class StreamManager:
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
         deletions = self._deletions
-        with ExitStack() as closing:  # closes each, whatever the others raise; in reverse order
-            closing.callback(self.metadata.close)
-            if deletions is not None:
-                closing.callback(deletions.close)
-            for writer in list(self.open_writers):
-                closing.callback(writer.close)
+        closes = [writer.close for writer in list(self.open_writers)]
+        if deletions is not None:
+            closes.append(deletions.close)
+        close_each([*closes, self.metadata.close])

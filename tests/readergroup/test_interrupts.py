@@ -197,6 +197,27 @@ def test_an_interrupted_reader_can_be_opened_and_closed_again(clients: list[rg.C
 
 
 @FEW_OR_MORE
+def test_a_client_whose_block_is_interrupted_at_its_end_has_left_everything(
+    clients: list[rg.Client], sparsely: int
+) -> None:
+    url, other = clients[0].store.url, clients[1]
+    group = other.groups.create("group", streams=["shop/orders"])
+    opened: list[tuple[rg.Client, rg.Reader[bytes], rg.Membership]] = []
+
+    def open() -> None:
+        client = rg.connect(url)
+        opened[:] = [(client, client.groups.get("group").reader("reader"), client.membership("nodes", "node"))]
+        opened[0][2].join()
+
+    for run in interrupts(lambda: opened[0][0].__exit__(None, None, None), one_in=10 * sparsely, before=open):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        if "Client.close" not in run.place:  # before it begins, or after it
+            opened[0][0].close()
+        assert group.online_readers() == [], run.place
+        assert other.membership("nodes", "another").members() == [], run.place
+
+
+@FEW_OR_MORE
 def test_an_interrupted_checkpoint_holds_up_no_other(clients: list[rg.Client], sparsely: int) -> None:
     one, other = clients
     group, same = one.groups.create("group", streams=["shop/orders"]), other.groups.get("group")
