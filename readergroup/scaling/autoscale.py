@@ -95,7 +95,7 @@ class Autoscaling:
         try:
             self._keeper.start()
         except BaseException:
-            self._unregister()
+            self.close()  # the thread may have started
             raise
 
     def __call__(self, decision: ScalingDecision) -> object:
