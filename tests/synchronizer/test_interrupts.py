@@ -22,7 +22,7 @@ from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.synchronizer.accounts import Account, Add, Put, Replica, opened
 from tests.waiting import CallInThread
 
-pytestmark = pytest.mark.stores("memory", "sqlite")
+pytestmark = pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
 
 DEADLINE = 30.0
 
@@ -55,7 +55,7 @@ def test_an_interrupted_update_holds_up_nobody(replicas: list[Replica], is_polit
         one.update_state_unconditionally(Put(key=str(next(numbers)), value=1), timeout=DEADLINE)
 
     added = 0
-    one_in = 1 if one.store.url.startswith("memory") else 4
+    one_in = 4 if one.store.url.startswith("sqlite") else 1
     for run in interrupts(update, one_in=sparsely * one_in):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         for replica in (other, one):

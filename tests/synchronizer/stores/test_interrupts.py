@@ -5,11 +5,13 @@ The frames of the call that was interrupted are kept, as a notebook keeps them.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from synchronizer import ClosedError, SegmentStore, open_store
 from synchronizer.clock import Deadline, SystemClock
@@ -113,6 +116,12 @@ def sessions(url: str) -> Iterator[Sessions | None]:
     if not url.startswith("postgresql"):
         yield None
         return
+    with watched(url) as found:
+        yield found
+
+
+@contextmanager
+def watched(url: str) -> Iterator[Sessions]:
     name = f"interrupted-{uuid.uuid4().hex[:12]}"
     with psycopg.connect(**dict(parse_address(url).conninfo), autocommit=True) as server:
         yield Sessions(f"{url}&pool_size={POOL_SIZE}&application_name={name}", server, name)
@@ -123,12 +132,16 @@ class Sessions:
 
     def __init__(self, url: str, server: psycopg.Connection[tuple[int]], name: str) -> None:
         self.url = url
+        self._schema = parse_address(url).schema
         self._server = server
         self._name = name
 
     def count(self, condition: str = "true") -> int:
         query = f"SELECT count(*) FROM pg_stat_activity WHERE starts_with(application_name, %s) AND ({condition})"
         return self._server.execute(query, (self._name,)).fetchone()[0]
+
+    def drop_store(self) -> None:
+        self._server.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(self._schema)))
 
     def are_in_order(self) -> bool:
         """None is in a transaction for long, and there are no more of them than the store may have at rest."""
@@ -299,6 +312,33 @@ def test_an_opening_that_was_interrupted_holds_up_nobody(url: str, sparsely: int
         with open_store(made[-1] if made else url) as store:
             store.create("s")
             assert all_go_on(store), run.place
+
+
+@FEW_OR_MORE
+def test_an_interrupted_opening_on_postgresql_leaves_no_session(postgres_url: str, sparsely: int) -> None:
+    """Also one that makes the store. The frames are let go: one of psycopg may have a connection that no other has."""
+    opened: list[SegmentStore] = []
+    with watched(postgres_url) as sessions:
+
+        def open_and_close() -> None:
+            opened.append(open_store(sessions.url))
+            opened[0].close()
+
+        def renew() -> None:
+            opened.clear()
+            sessions.drop_store()
+
+        for run in interrupts(open_and_close, one_in=3 * sparsely, before=renew):
+            assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+            place = run.place
+            del run
+            for each in opened:
+                each.close()
+            with open_store(postgres_url) as store:
+                store.create("s")
+                assert all_go_on(store), place
+            gc.collect()
+            until(lambda: not sessions.count(), f"no session, interrupted at {place}", seconds=DEADLINE)
 
 
 def test_an_interrupted_commit_at_the_cost_of_the_reserve_limits_no_later_one(tmp_path: Path) -> None:
