@@ -14,17 +14,21 @@ class Closable(Protocol):
 
 
 def close_each(closes: Iterable[Callable[[], object]]) -> None:
-    """Call each in order, also after an error of another one, which is raised at the end.
+    """Call each in order, also after an error of another one. The first error is raised at the end, with the others.
 
     An interrupt ends this: what closes later, such as the store, is still needed when the call is repeated.
     """
-    left = iter(closes)
-    for close in left:
+    failed: Exception | None = None
+    for close in closes:
         try:
             close()
-        except Exception:
-            close_each(left)
-            raise
+        except Exception as error:
+            if failed is None:
+                failed = error
+            else:
+                failed.add_note(f"Closing another part also failed: {error}")
+    if failed is not None:
+        raise failed
 
 
 @contextmanager

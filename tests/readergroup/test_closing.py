@@ -68,3 +68,14 @@ def test_an_error_that_ends_a_block_is_raised_and_has_that_of_closing_as_a_note(
     store.unavailable = False
     with pytest.raises(rg.ReaderGroupError, match="events_not_stored=1"):
         block(store, None)
+
+
+def test_a_client_that_closes_several_writers_tells_what_each_has_lost(store: FailingStore) -> None:
+    client = rg.Client(store)
+    writers = [client.writer(STREAM, timeout=0.1) for _ in range(3)]
+    store.unavailable = True
+    for writer in writers:
+        writer.write(b"1")
+    with pytest.raises(rg.ReaderGroupError, match="events_not_stored=1") as raised:
+        client.close()
+    assert ["events_not_stored=1" in note for note in raised.value.__notes__] == [True, True]
