@@ -408,17 +408,22 @@ class StateSynchronizer(Generic[S]):
         assert after is not None
         return value, after
 
-    def compact(self, *, timeout: float | None = None) -> bool:
+    def compact(self, *, timeout: float | None = None, keep_last: bool = True) -> bool:
         """Write the state as a snapshot, from which reloads start, and truncate the log before the previous snapshot.
 
         Return whether this call did it: another process may have been first. It conflicts with no update, and a process
         that is less than one compaction behind does not notice it.
 
+        Args:
+            timeout: In seconds; the synchronizer's by default.
+            keep_last: Keep the log since the previous snapshot. If False, all of the log is truncated, and a process
+                that is behind reloads from the snapshot.
+
         Raises:
             InvalidArgumentError: The state is not equal when it is read back.
             UnknownUpdateError: A newer release has compacted this state.
         """
-        return self._compactor.compact(self._deadline(timeout))
+        return self._compactor.compact(self._deadline(timeout), keep_last=keep_last)
 
     def close(self) -> None:
         """End the watchers and refuse further calls. The store stays open. Closing twice is no error."""

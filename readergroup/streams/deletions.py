@@ -43,6 +43,8 @@ _LOOK_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 5.0
 #: How long a process may take from announcing a deletion to recording it in the metadata. Clocks may differ by minutes.
 PATIENCE_SECONDS: Final = 3600.0
+#: A deleted stream whose log has more bytes is compacted. Short logs are not: many of them are read at once.
+KEPT_LOG_BYTES: Final = 1024
 
 _logger = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class Deletions:
                 break
         self._metadata.let_go((stream,))
         self._data.delete_all(deleted, deadline)
+        _shorten_log(synchronizer, deadline)
         self._look_through()
 
     def close(self) -> None:
@@ -187,8 +190,23 @@ class Deletions:
         """Delete the rest of the stream; return False if its metadata does not record the deletion."""
         deadline = self._metadata.deadline()
         with self._metadata.used(deletion.stream):
-            state = self._metadata.open(deletion.stream, create=False).fetch_updates(timeout=deadline.remaining())
-        if state.incarnation == deletion.incarnation and (state.exists or state.is_being_copied):
+            synchronizer = self._metadata.open(deletion.stream, create=False)
+            state = synchronizer.fetch_updates(timeout=deadline.remaining())
+        is_in_use = state.exists or state.is_being_copied
+        if is_in_use and state.incarnation == deletion.incarnation:
             return False
         self._data.delete_all(StreamState(name=deletion.stream, incarnation=deletion.incarnation), deadline)
+        if not is_in_use:
+            _shorten_log(synchronizer, deadline)
         return True
+
+
+def _shorten_log(synchronizer: StateSynchronizer[StreamState], deadline: Deadline) -> None:
+    """Drop the history of a deleted stream. Its log stays, so that revisions of the name only grow."""
+    was_compacted = synchronizer.bytes_since_compaction < synchronizer.applied_length
+    if not was_compacted and synchronizer.applied_length <= KEPT_LOG_BYTES:
+        return
+    try:
+        synchronizer.compact(timeout=deadline.remaining(), keep_last=False)
+    except ReaderGroupError as error:  # the stream is deleted all the same
+        _logger.warning("compaction of %s failed: %s", synchronizer.segment, error)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from datetime import timedelta
+from statistics import median
 from urllib.parse import urlsplit
 
 import nats
 import psycopg
 import pytest
 
+import readergroup as rg
 from readergroup.streams.config import ScalingPolicy
+from readergroup.streams.deletions import KEPT_LOG_BYTES, LOOK_EVERY
 from readergroup.streams.manager import StreamManager
 from readergroup.streams.serializers import BytesSerializer
 from readergroup.streams.transactions.staging import StagedPart
@@ -20,14 +27,20 @@ from readergroup.streams.transactions.transaction import Transactions
 from readergroup.streams.writing import event_numbers
 from readergroup.streams.writing.appending import BatchAppender
 from readergroup.streams.writing.writer import EventWriter
+from readergroup.telemetry import counters
 from synchronizer import ManualClock, SegmentStore, open_store
+from synchronizer.recipes.queue import consumer
 from synchronizer.stores.memory import named_memory
 from tests.synchronizer.accounts import Put, opened
+from tests.waiting import until
 
 DAY = 24 * 3600.0
 NAME = "shop/orders"
 #: What is stored goes up and down by this much, as keys and parts come of age.
 SWING = 12
+#: What a store has at most for the names of a deleted stream and a deleted group: two logs, of which each may have a
+#: snapshot, and the name of the stream's segment. On NATS each entry of a log is a message.
+ROWS_OF_A_NAME = 20
 
 
 @pytest.fixture
@@ -215,3 +228,93 @@ def test_a_year_of_killed_writers_leaves_the_event_numbers_of_the_last_ones(
                 writer.write(b"event")
         assert len(store.attributes(segment)) <= 40
         clock.advance(14 * DAY)
+
+
+class Names:
+    """Streams and groups whose names are used once: created, written, read and deleted. The first changes often."""
+
+    def __init__(self, store: SegmentStore, clock: ManualClock) -> None:
+        self.clock = clock
+        self.client = rg.Client(store, clock=clock)
+        self.used = 0
+
+    def run(self, names: int) -> None:
+        for number in range(names):
+            self.used += 1
+            self._use(f"name-{self.used}", changes=1 if number else 50)
+        self.clock.advance(14 * DAY)
+        self.client.streams.maintenance.step()
+        assert [*self.client.streams.list(), *self.client.groups.list()] == []
+
+    def _use(self, name: str, changes: int) -> None:
+        client, stream = self.client, f"shop/{name}"
+        client.streams.create(stream, retention=rg.RetentionPolicy(max_age=timedelta(days=1)))
+        group = client.groups.create(name, streams=[stream])
+        for change in range(changes):
+            client.streams.configure(stream, scaling=ScalingPolicy.by_event_rate(change + 1.0))
+            group.configure(reader_timeout_seconds=change + 5.0)
+        with client.writer(stream, event_time="now") as writer:
+            writer.write(b"event")
+        with client.writer(stream) as writer, writer.transaction() as transaction:
+            transaction.write(b"event")
+        with group.reader() as reader:
+            for _ in range(2):
+                until(lambda: reader.read(timeout=0) is not None)
+        client.groups.delete(name)
+        client.streams.delete(stream)
+
+
+def kept_bytes(store: SegmentStore) -> Counter[str]:
+    """How many bytes each log keeps, with its snapshot and attributes, and each other segment."""
+    sizes: Counter[str] = Counter()
+    for segment in store.list():
+        info = store.info(segment)
+        attributes = sum(len(name) + len(value) for name, value in store.attributes(segment).items())
+        sizes[segment.removeprefix("snapshot/").partition("@")[0]] += info.length - info.start_offset + attributes
+    return sizes
+
+
+EACH_ROUND = pytest.mark.parametrize("each_round", [4, pytest.param(20, marks=pytest.mark.broad)])
+
+
+@EACH_ROUND
+@pytest.mark.stores(round_robin=True)
+def test_a_year_of_names_leaves_a_short_log_for_each(
+    store: SegmentStore, store_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, each_round: int
+) -> None:
+    monkeypatch.setattr(consumer, "TRUNCATE_BYTES", 1024)  # of the queue of deletions
+    names = Names(store, clock)
+    with closing(names.client):
+        rows, others = [], []
+        for number in range(26):
+            names.run(each_round)
+            rows.append(stored(store_url) - ROWS_OF_A_NAME * names.used)
+            if number % 13 == 12:
+                sizes = kept_bytes(store)
+                logs = [sizes.pop(log) for log in [*sizes] if log.startswith(("stream/", "group/"))]
+                assert len(logs) == 2 * names.used
+                assert max(logs) <= KEPT_LOG_BYTES
+                others.append(sizes)
+    assert others[1].total() <= others[0].total() + LOOK_EVERY * 60, others
+    assert max(rows[13:]) <= max(rows[4:13]) + SWING, rows
+
+
+def objects() -> int:
+    """How many objects there are, without those that Python and its sqlite3 keep in caches."""
+    gc.collect()
+    return sum(type(each) is not weakref.ref and type(each).__module__ != "sqlite3" for each in gc.get_objects())
+
+
+@EACH_ROUND
+def test_a_year_of_names_leaves_nothing_in_memory(
+    sqlite_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, each_round: int
+) -> None:
+    monkeypatch.setattr(counters, "MOST_NAMES", 8)
+    counts = []
+    with open_store(sqlite_url) as store:
+        names = Names(store, clock)
+        with closing(names.client):
+            for _ in range(26):
+                names.run(each_round)
+                counts.append(objects())
+    assert median(counts[20:]) <= median(counts[8:14]) + SWING, counts

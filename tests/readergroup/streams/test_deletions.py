@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from readergroup.streams.config import ScalingPolicy
-from readergroup.streams.deletions import LOOK_EVERY, PATIENCE_SECONDS, QUEUE, Deletion
+from readergroup.streams.deletions import KEPT_LOG_BYTES, LOOK_EVERY, PATIENCE_SECONDS, QUEUE, Deletion
 from readergroup.streams.manager import StreamManager
 from synchronizer import EventQueue, NotFoundError, SegmentStore, open_store
 from synchronizer.testing import FailingStore, InstantClock, Operation
@@ -79,6 +79,31 @@ def test_segments_that_a_dead_client_has_left_are_deleted_with_the_next_stream(
     delete_another(store, clock)
     assert data(store) == data(store, OTHER) == []
     assert EventQueue(store, QUEUE).outstanding_bytes == 0
+
+
+@pytest.mark.stores(round_robin=True)
+@pytest.mark.parametrize("died", [False, True])
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_deleted_stream_keeps_a_short_log(
+    store: SegmentStore, clock: InstantClock, died: bool, compacted: bool
+) -> None:
+    manager = streams(store, clock)
+    create(manager)
+    for number in range(1, 50):
+        manager.configure(NAME, scaling=ScalingPolicy.by_event_rate(number))
+    if compacted:
+        manager.synchronizer(NAME).compact()
+    if died:
+        with pytest.raises(Died):
+            dying(store, clock, "delete", "data/").delete(NAME)
+        delete_another(store, clock)
+    else:
+        manager.delete(NAME)
+    log = store.info(f"stream/{NAME}")
+    (snapshot,) = store.list(f"snapshot/stream/{NAME}@")
+    assert log.length - log.start_offset + store.info(snapshot).length <= KEPT_LOG_BYTES
+    create(streams(store, clock))
+    assert streams(store, clock).exists(NAME)
 
 
 def test_wherever_it_died_the_stream_is_there_or_nothing_of_it(clock: InstantClock) -> None:
