@@ -5,9 +5,11 @@ A process of its own, because what is used up is the process's own. It answers `
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,9 +17,9 @@ from multiprocessing.connection import Connection
 
 import readergroup as rg
 from synchronizer import UnknownOutcome, open_store
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS, STARTS_A_THREAD, until
 
-#: So many rounds of calls are made while something is used up, and until one of them has failed.
+#: So many rounds of calls are made while something is used up, or more if it lasts.
 ROUNDS = 5
 LARGE = bytes(16 << 20)
 
@@ -56,6 +58,19 @@ def without_memory() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
+def without_threads() -> Iterator[Callable[[], None]]:
+    def refuse(*arguments: object, **named: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    start = getattr(threading, STARTS_A_THREAD)
+    setattr(threading, STARTS_A_THREAD, refuse)
+    try:
+        yield lambda: None
+    finally:
+        setattr(threading, STARTS_A_THREAD, start)
+
+
+@contextmanager
 def until_told(connection: Connection) -> Iterator[Callable[[], None]]:
     """What the parent uses up, and says when."""
     connection.send("begin")
@@ -65,12 +80,13 @@ def until_told(connection: Connection) -> Iterator[Callable[[], None]]:
     connection.recv()
 
 
-WAYS = {"descriptors": without_descriptors, "memory": without_memory}
+WAYS = {"descriptors": without_descriptors, "memory": without_memory, "threads": without_threads}
 
 
-def live(connection: Connection, url: str, way: str) -> None:
+def live(connection: Connection, url: str, way: str, seconds: float = 0.0) -> None:
+    """Use something up for so many seconds, and for some rounds of calls at least."""
     try:
-        _live(url, lambda: WAYS[way]() if way in WAYS else until_told(connection))
+        _live(url, lambda: WAYS[way]() if way in WAYS else until_told(connection), seconds)
         # The boundary of a store counts what it does not know, such as that the interpreter has no memory.
         assert way == "memory" or not rg.background_errors(), rg.background_errors()
         connection.send(None)
@@ -78,7 +94,7 @@ def live(connection: Connection, url: str, way: str) -> None:
         connection.send(traceback.format_exc())
 
 
-def _live(url: str, used_up: Callable[[], object]) -> None:
+def _live(url: str, used_up: Callable[[], object], seconds: float) -> None:
     with open_store(url) as store:  # what a process has for good when it has used a store
         store.create("warm")
     files, threads = _files(), threading.active_count()
@@ -90,11 +106,7 @@ def _live(url: str, used_up: Callable[[], object]) -> None:
         running = Running(client)
         until(lambda: len(running.read) > 20, "the first events are read")
         with used_up() as again:
-            failures = 0
-            for _ in range(ROUNDS):
-                again()
-                failures += sum(_fails(call) for call in _calls(client, url))
-            assert failures, "nothing was used up"
+            assert _failures(client, url, again, seconds), "nothing was used up"
         last = running.written
         until(lambda: last + 20 in running.read, "what is written afterwards is read")
         for call in _calls(client, url):
@@ -105,6 +117,16 @@ def _live(url: str, used_up: Callable[[], object]) -> None:
             raise running.unexpected[0]
     until(lambda: threading.active_count() <= threads, f"no thread is left: {threading.enumerate()}")
     until(lambda: _files() <= files, "no descriptor is left")
+
+
+def _failures(client: rg.Client, url: str, again: Callable[[], None], seconds: float) -> int:
+    failures, begun = 0, time.monotonic()
+    for number in itertools.count():
+        if number >= ROUNDS and time.monotonic() - begun >= seconds:
+            return failures
+        again()
+        failures += sum(_fails(call) for call in _calls(client, url))
+    raise AssertionError
 
 
 def use_first(connection: Connection, url: str) -> None:

@@ -1,9 +1,14 @@
-"""Each start of a thread fails once: that is one of our errors, which may be repeated, and leaves nothing behind."""
+"""A start of a thread that fails is one of our errors, which may be repeated, and leaves nothing behind.
+
+Each start fails once, or all of them for a while.
+"""
 
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,11 +24,12 @@ T = TypeVar("T")
 
 
 class Starts:
-    """Counts the starts of threads that have a name, and fails the one with a number. Those of tests have none."""
+    """Counts the starts of threads that have a name, and fails one or all. Those of tests have none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
         self.failing: int | None = None
+        self.all_fail = threading.Event()
         self._start = getattr(threading, STARTS_A_THREAD)
         monkeypatch.setattr(threading, STARTS_A_THREAD, self._start_or_fail)
 
@@ -31,7 +37,7 @@ class Starts:
         name = bootstrap.__self__.name
         if not name.startswith("Thread-"):
             self.names.append(name)
-            if len(self.names) - 1 == self.failing:
+            if self.all_fail.is_set() or len(self.names) - 1 == self.failing:
                 raise RuntimeError("can't start new thread")
         return self._start(bootstrap, *arguments, **named)
 
@@ -41,6 +47,18 @@ def repeated(call: Callable[[], T]) -> T:
     with suppress(rg.StoreUnavailableError):
         return call()
     return call()
+
+
+def repeated_until_it_works(call: Callable[[], T]) -> T:
+    results: list[T] = []
+
+    def works() -> bool:
+        with suppress(rg.StoreUnavailableError):
+            results.append(call())
+        return bool(results)
+
+    until(works)
+    return results[0]
 
 
 # ---------------------------------------------------------------------- what starts threads
@@ -188,7 +206,7 @@ def nothing_left_behind() -> Iterator[None]:
     until(lambda: not {*threading.enumerate()} - before, f"threads end: {threading.enumerate()}")
 
 
-@pytest.mark.stores(round_robin=True)
+@pytest.mark.stores("memory", "sqlite", "nats")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_thread_that_cannot_be_started_once(
     scenario: Callable[[Client], None], store_url: str, monkeypatch: pytest.MonkeyPatch
@@ -205,3 +223,23 @@ def test_a_thread_that_cannot_be_started_once(
                 client.groups.delete(name)
             for name in [*client.streams.list()]:
                 client.streams.delete(name)
+
+
+#: For how long no thread can be started.
+EXHAUSTED_SECONDS = 0.5
+
+
+@pytest.mark.stores("sqlite", "nats")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_no_thread_can_be_started_for_a_while(
+    scenario: Callable[[Client], None], store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = Starts(monkeypatch)
+    monkeypatch.setattr(sys.modules[__name__], "repeated", repeated_until_it_works)
+    with nothing_left_behind(), rg.connect(store_url) as client:
+        starts.all_fail.set()
+        call = CallInThread(lambda: scenario(client) or "done")
+        time.sleep(EXHAUSTED_SECONDS)
+        starts.all_fail.clear()
+        assert call.ended() == "done"
+    assert starts.names

@@ -1,4 +1,4 @@
-"""Descriptors, memory or connections of a server are used up for a while: only our errors, then all is as before."""
+"""Descriptors, threads, memory or connections are used up for a while: only our errors, then all is as before."""
 
 from __future__ import annotations
 
@@ -13,10 +13,24 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.unavailable import ServerUnavailable
 from tests.synchronizer.stores.processes import receive, running
 
+#: How long something is used up at least.
+SECONDS = pytest.mark.parametrize("seconds", [0, pytest.param(60, marks=pytest.mark.broad)])
 
-@pytest.mark.stores("sqlite", "postgresql")
-def test_a_process_whose_descriptors_are_used_up_goes_on_when_there_are_some(shared_store_url: str) -> None:
-    with running(live, shared_store_url, "descriptors") as (_, connection):
+
+@SECONDS
+@pytest.mark.stores("sqlite", "postgresql", "nats")
+def test_a_process_whose_descriptors_are_used_up_goes_on_when_there_are_some(
+    shared_store_url: str, seconds: float
+) -> None:
+    with running(live, shared_store_url, "descriptors", seconds) as (_, connection):
+        problem = receive(connection)
+        assert problem is None, problem
+
+
+@SECONDS
+@pytest.mark.stores("sqlite", "nats")
+def test_a_process_that_can_start_no_threads_goes_on_when_it_can(shared_store_url: str, seconds: float) -> None:
+    with running(live, shared_store_url, "threads", seconds) as (_, connection):
         problem = receive(connection)
         assert problem is None, problem
 
@@ -29,9 +43,10 @@ def test_a_client_is_used_for_the_first_time_without_descriptors() -> None:
         assert failed_again == []
 
 
+@SECONDS
 @pytest.mark.stores(round_robin=True)
-def test_a_process_without_memory_goes_on_when_there_is_some(shared_store_url: str) -> None:
-    with running(live, shared_store_url, "memory") as (_, connection):
+def test_a_process_without_memory_goes_on_when_there_is_some(shared_store_url: str, seconds: float) -> None:
+    with running(live, shared_store_url, "memory", seconds) as (_, connection):
         problem = receive(connection)
         assert problem is None, problem
 
