@@ -8,11 +8,13 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 import readergroup as rg
+from readergroup.streams.transactions.transaction import Transactions
 from readergroup.streams.writing import event_numbers
 from synchronizer import ManualClock, open_store
 from synchronizer.testing import FailingStore
@@ -132,3 +134,39 @@ def test_writers_that_are_idle_have_one_thread_and_those_that_are_closed_have_no
     for writer in made:
         writer.close()
     assert not {*threading.enumerate()} - before
+
+
+def written(client: rg.Client) -> int:
+    """How many bytes are in the store, beside the data of streams."""
+    store = client.store
+    return sum(store.info(each).length for each in store.list() if not each.startswith("data/"))
+
+
+def commit_under(client: rg.Client, key: str) -> None:
+    """Commit as a streaming query does, whose key is remembered for its next commit."""
+    transactions = Transactions(client.streams)
+    with transactions.stage(STREAM, key) as part:
+        part.write(b"event")
+        staged = part.finish()
+    assert transactions.commit(STREAM, key, 1, [staged])
+
+
+def commit_once(client: rg.Client) -> None:
+    with client.writer(STREAM) as writer, writer.transaction() as transaction:
+        transaction.write(b"event")
+
+
+def test_a_commit_costs_no_more_with_a_hundred_times_as_many_keys_of_other_transactions(
+    opened: Callable[[int], rg.Client],
+) -> None:
+    costs = []
+    for keys in (10, 1000):
+        client = opened(1)
+        for number in range(keys):
+            commit_under(client, f"query-{number:04}")
+        assert len(client.streams.fetch_state(STREAM).transactions.committers) == keys
+        before = written(client)
+        costs.append((calls(client, partial(commit_once, client)), written(client) - before))
+    (few_calls, few_bytes), (many_calls, many_bytes) = costs
+    assert many_calls == few_calls
+    assert many_bytes <= few_bytes + 20  # a larger number takes some bytes more
