@@ -89,7 +89,7 @@ java: $(VENV)/.installed-spark
 
 # The wide forms that take seconds, not those that take minutes or hours. Each has a narrow form in `make test`.
 BROAD_TESTS := tests/notifications tests/readergroup tests/synchronizer tests/test_add_a_store.py \
-    tests/test_exhaustion.py tests/simulation/test_mutations.py tests/simulation/test_scale.py \
+    tests/faults tests/test_exhaustion.py tests/simulation/test_mutations.py tests/simulation/test_scale.py \
     'tests/simulation/test_simulation.py::test_no_seed_breaks_a_guarantee[50]'
 LONGER := everywhere or million or Cluster or PublicMeans or power_cut
 BROAD_SPARK_TESTS := $(addprefix tests/readergroup/spark/test_,packaging.py several_streams.py sink.py stream_reader.py)

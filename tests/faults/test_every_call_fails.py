@@ -5,9 +5,8 @@ Only our errors come out, no thread ends, no lease is lost, and everything goes 
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count
 
@@ -22,8 +21,15 @@ pytestmark = [pytest.mark.unexpected_errors, pytest.mark.timeout(600)]
 
 #: How long a fault waits for somebody to come to its point.
 REACH_SECONDS = 1.0
-#: ``READERGROUP_FAULTS=all`` makes each call fail with each error, before and after it; else each fails once.
-ALL_FAULTS = os.environ.get("READERGROUP_FAULTS") == "all"
+
+#: Points that are perhaps not reached again while a fault waits there, by the beginning of their names: what reaches
+#: them. Of the others, one of ten may be missed on a busy machine.
+SELDOM_REACHED: Mapping[str, str] = {
+    "sqlite3 PRAGMA": "a new connection",
+    "sqlite3.connect": "a new connection",
+    "nats.TcpTransport.drain": "a new connection, or one whose buffer is full",
+    "nats.TcpTransport.write": "a new connection, a subscription or a ping",
+}
 
 
 @pytest.fixture
@@ -37,10 +43,10 @@ def backend_of(url: str) -> str:
     return url.partition("://")[0]
 
 
-def chosen(points: Points, rng: random.Random) -> Sequence[Fault]:
-    """In an order by chance: one fault for each point, or all of them."""
+def chosen(points: Points, rng: random.Random, is_all: bool) -> Sequence[Fault]:
+    """In an order by chance: one fault for each point, or all of them, before and after the call."""
     faults = [points.faults_of(point) for point in sorted(points.reached)]
-    if not ALL_FAULTS:
+    if not is_all:
         faults = [[rng.choice(of_point)] for of_point in faults]
     together = list(chain.from_iterable(faults))
     rng.shuffle(together)
@@ -48,27 +54,32 @@ def chosen(points: Points, rng: random.Random) -> Sequence[Fault]:
 
 
 @pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize(
+    "is_all",
+    [False, pytest.param(True, marks=[pytest.mark.broad, pytest.mark.timeout(1800)])],
+    ids=["one", "all"],
+)
 def test_a_group_lives_through_every_error_of_every_call(
-    store_url: str, points: Points, monkeypatch: pytest.MonkeyPatch, seed: int
+    store_url: str, points: Points, monkeypatch: pytest.MonkeyPatch, is_all: bool
 ) -> None:
     open_store(store_url).close()  # the modules are there now
     install(points, backend_of(store_url), monkeypatch)
     with Workload(rg.connect(store_url, timeout=10.0)) as workload:
         points.reached.clear()  # what only the opening needs is failed by another test
         workload.until_all_went_on()
-        faults = chosen(points, random.Random(seed))
-        fired = 0
+        faults = chosen(points, random.Random(1), is_all)
+        missed = {fault.point for fault in faults if not fault.point.startswith(tuple(SELDOM_REACHED))}
+        often = len(missed)
         for fault in faults:
             points.arm(fault)
             if not points.fired.wait(REACH_SECONDS):
                 workload.until_all_went_on()  # a busy machine takes longer for that
             if points.fired.is_set():
-                fired += 1
+                missed.discard(fault.point)
                 workload.until_all_went_on()
             points.arm(None)
             workload.check(fault)
-        assert fired > len(faults) / 2
+        assert len(missed) <= often / 10, missed
         workload.end()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final, Self
 
 import readergroup as rg
 from synchronizer.threads.background import BackgroundThread
-from tests.waiting import until
+from tests.waiting import CallInThread, until
 
 STREAM: Final = "shop/orders"
 #: Longer than any fault lasts: nobody is evicted, and no lock is lost.
@@ -61,6 +61,7 @@ class Workload:
         self.maybe_added = 0
         self.queued: set[int] = set()
         self.handled: set[int] = set()
+        self.handled_by_pool: set[int] = set()
         self.heard: set[int] = set()
         self._number = 0
         self._in_transactions = 1_000_000
@@ -87,6 +88,11 @@ class Workload:
             self.election.on_elected(lambda token: None)
             self.election.campaign()
             self.held = opening.enter_context(client.lock("held", member_timeout_seconds=LEASE_SECONDS))
+            opening.enter_context(self.group.record_notifications(lag_interval_seconds=1.0))
+            pooled = client.groups.create("pooled", streams=[STREAM], reader_timeout_seconds=LEASE_SECONDS)
+            self.pool = pooled.pool(lambda event: self.handled_by_pool.add(int(event.data)), readers=1)
+            self._pool_run = CallInThread(self._run_pool)
+            opening.callback(self._end_pool)  # its workers pause after errors, so that it is looked at in the end
             self.activities = [
                 Activity("writes", self._write),
                 Activity("reads", self._read),
@@ -113,8 +119,9 @@ class Workload:
     def background_threads() -> set[str]:
         """The names of those that are to live as long as what they work for."""
         threads = (thread for thread in threading.enumerate() if isinstance(thread, BackgroundThread))
-        # A thread that takes a lock repeatedly has a participant for as long, and a writer is closed when it failed.
-        passing = ("lock/repeated", "writers", "deletions of", "delayed-calls", "time-slices")
+        # A thread that takes a lock repeatedly has a participant for as long, a writer is closed when it failed, and a
+        # pool replaces a worker that failed.
+        passing = "lock/repeated", "writers", "deletions of", "delayed-calls", "time-slices", "worker ", "group/pooled"
         return {thread.name for thread in threads if not thread.name.startswith(passing)}
 
     # ------------------------------------------------------------------ what it does
@@ -184,6 +191,15 @@ class Workload:
         self.client.streams.create("shop/other")
         self.client.streams.delete("shop/other")
 
+    def _run_pool(self) -> str:
+        self.pool.run()
+        return "ran"
+
+    def _end_pool(self) -> None:
+        self.pool.stop()
+        if isinstance(ended := self._pool_run.ended(), Exception):
+            raise ended
+
     # ------------------------------------------------------------------ what must be true
 
     def until_all_went_on(self) -> None:
@@ -196,7 +212,10 @@ class Workload:
         )
 
     def raw_errors(self) -> Mapping[str, BaseException]:
-        return {each.name: each.raw for each in self.activities if each.raw is not None}
+        found = {each.name: each.raw for each in self.activities if each.raw is not None}
+        ended = self._pool_run.result
+        is_raw = isinstance(ended, Exception) and not isinstance(ended, rg.ReaderGroupError)
+        return {**found, "runs the pool": ended} if is_raw else found
 
     def check(self, fault: object = None) -> None:
         """No error came out raw, and no thread has ended."""
@@ -215,8 +234,22 @@ class Workload:
             if activity.name != "reads":
                 activity.stop()
         until(lambda: self.raw_errors() or self.written <= self.read, "all events read", seconds=60.0)
+        until(lambda: self.written <= self.handled_by_pool, "all events handled by the pool", seconds=60.0)
         until(lambda: self.queued <= self.handled, "all jobs handled", seconds=60.0)
+        self._check_record()
         self.check()
         value = self.client.counter("total").value
         assert self.added <= value <= self.added + self.maybe_added
         until(lambda: value in self.heard, "the last change was told", seconds=60.0)
+
+    def _check_record(self) -> None:
+        """Each change of the readers is recorded once, up to the last."""
+        with self.group.reader("last"):
+            pass
+
+        def readers() -> Sequence[rg.ReaderNotification]:
+            return [each for each in self.group.notification_record.read() if isinstance(each, rg.ReaderNotification)]
+
+        until(lambda: len(readers()) > 2 and {*readers()[-1].readers} == {"r1"}, "the last change is recorded")
+        revisions = [each.revision for each in readers()]
+        assert revisions == sorted({*revisions})
