@@ -412,7 +412,7 @@ class ReaderPool(Generic[T]):
         failure = worker.failure
         if failure is None:
             if not worker.stopping and not self._over:
-                self._ended = self._group.synchronizer.fetch_updates().end_of_data
+                self._look_for_end()
             return
         if isinstance(failure, ClosedError) and self._stopping:
             return  # the client is closing
@@ -427,6 +427,15 @@ class ReaderPool(Generic[T]):
         if isinstance(worker, ProcessWorker):
             self._take_out(worker)
         self._start_later(f"worker {worker.reader_id} died: {failure if str(failure) else repr(failure)}")
+
+    def _look_for_end(self) -> None:
+        try:
+            self._ended = self._group.synchronizer.fetch_updates().end_of_data
+        except ReaderGroupError as error:
+            if not error.retryable:
+                raise
+            # The next worker ends as well if this is the end, and is looked at again.
+            self._start_later(f"a worker ended, and whether all is read is unknown: {error}")
 
     def _start_later(self, why: str) -> None:
         now = self._clock.monotonic()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -18,7 +19,7 @@ import readergroup as rg
 from readergroup.scaling import pool as pool_module
 from readergroup.scaling import worker_process
 from readergroup.sinks import SqlSink
-from synchronizer import open_store
+from synchronizer import StoreUnavailableError, open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
 from tests.readergroup.scaling.handlers import (
@@ -855,3 +856,24 @@ def test_a_program_without_a_guard_is_told_what_is_missing(group: rg.ReaderGroup
     assert done.returncode == 1
     assert "WorkerError" in done.stderr
     assert "if __name__ == '__main__'" in done.stderr
+
+
+def test_a_store_that_is_away_when_a_worker_ends_ends_no_pool(
+    group: rg.ReaderGroup, client: rg.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = one_key(client, 3)
+    handled: list[str] = []
+    fetch_updates, errors = group.synchronizer.fetch_updates, [StoreUnavailableError("the store is away")]
+
+    def away_once(**options: Any) -> rg.ReaderGroupState:
+        if threading.current_thread() is threading.main_thread() and errors:
+            raise errors.pop()
+        return fetch_updates(**options)
+
+    monkeypatch.setattr(group.synchronizer, "fetch_updates", away_once)
+    monkeypatch.setattr(
+        pool_module.ReaderPool, "_on_end_of_data", lambda *_: None
+    )  # the worker ends before it is heard
+    group.pool(lambda event: handled.append(event.data.decode()), readers=1).run()
+    assert handled == expected
+    assert not errors
