@@ -77,15 +77,20 @@ class Update(BaseModel, Generic[S]):
 
     The tag is the update's name in the log: never use it again for another update. A field whose value may be None must
     default to None, which is not written. So a field that is added later does not change updates stored without it.
+
+    ``may_exceed_limit=True`` lets the update pass in a state at its limit, although it makes the state larger: use it
+    for an update without which nothing could be removed. However often it is repeated, it must add little.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tag: ClassVar[str] = ""
+    may_exceed_limit: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, tag: str = "", **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, tag: str = "", may_exceed_limit: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.tag = tag
+        cls.may_exceed_limit = may_exceed_limit
         check_callable(cls.apply_to, "apply_to", update=cls.__name__)
 
     @classmethod

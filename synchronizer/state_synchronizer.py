@@ -65,7 +65,7 @@ class StateSynchronizer(Generic[S]):
         clock: The system clock by default.
         timeout: The default of all calls, 30 seconds. With 0 a call asks the store once and does not wait.
         state_limit_bytes: 1 MiB by default. An update that leaves the state larger, and over this size, raises
-            `StateTooLargeError`.
+            `StateTooLargeError`, unless its class has ``may_exceed_limit``.
         compaction_bytes: About how much log makes an update compact, 512 KiB by default. None leaves compaction to
             ``compact``.
         rng: Spreads compactions over the processes.

@@ -108,7 +108,7 @@ class DataSegments:
                 self._truncate_segment(segment, None, backoff)
             elif number in state.head:
                 self._truncate_segment(segment, state.head[number], backoff)
-        self._delete_retired(state, deadline)
+        self.delete_retired(state, deadline)
 
     def _truncate_segment(self, segment: str, offset: int | None, backoff: Backoff) -> None:
         """Delete the blocks that lie wholly before ``offset``; None: all."""
@@ -121,7 +121,7 @@ class DataSegments:
         except NotFoundError:
             return  # deleted already
 
-    def _delete_retired(self, state: StreamState, deadline: Deadline) -> None:
+    def delete_retired(self, state: StreamState, deadline: Deadline) -> None:
         """Delete segments that were retired so long ago that no writer asks for them any more."""
         before = self._metadata.clock.time() - WRITER_RETENTION_SECONDS
         old = [n for n, each in state.segments.items() if each.retired_at is not None and each.retired_at < before]

@@ -14,9 +14,11 @@ from synchronizer import (
     Deadline,
     DeadlineExceededError,
     NotFoundError,
+    Revision,
     SegmentStore,
     StateSynchronizer,
     StoreUnavailableError,
+    Update,
 )
 from synchronizer.backoff import Backoff
 from synchronizer.log.beginning import begins_in_one_step, first_entry
@@ -115,6 +117,10 @@ class StreamMetadata:
         if unused:
             opened.close()
         return synchronizer
+
+    def has_room_for(self, update: Update[StreamState], state: StreamState) -> bool:
+        """Return whether the state may become as large as the update makes it."""
+        return self._codec.size(update.apply_to(state, Revision(0, 0))) <= self._state_limit_bytes
 
     @contextmanager
     def used(self, name: str) -> Iterator[None]:

@@ -54,7 +54,7 @@ class PendingChanges:
             return ([], None) if state.is_pending else (announce(state), state)
 
         while True:
-            self.finish(name, deadline)
+            self._data.delete_retired(self.finish(name, deadline), deadline)  # makes room for the change
             synchronizer = self._metadata.existing(name, deadline)
             then = synchronizer.update_state_returning(when_nothing_is_pending, timeout=deadline.remaining())
             if then is not None:

@@ -6,6 +6,9 @@ complete it, so no client waits for a process that died in between.
 
 Segments are numbered in order of creation, so a successor has a greater number than its predecessors. The state forgets
 a segment some time after its data was truncated, so that it does not grow with the age of the stream.
+
+At the limit of the state a stream can still be truncated, configured, sealed and deleted, and an announced change can
+be published: however often that happens, it adds a bounded number of bytes, or none.
 """
 
 from __future__ import annotations
@@ -448,7 +451,7 @@ class AnnounceScale(Update[StreamState], tag="announce-scale"):
         )
 
 
-class PublishScale(Update[StreamState], tag="publish-scale"):
+class PublishScale(Update[StreamState], tag="publish-scale", may_exceed_limit=True):
     """Route events to the successors: they exist, and the predecessors are sealed."""
 
     epoch: int
@@ -597,7 +600,7 @@ class AbortTransaction(Update[StreamState], tag="abort-transaction"):
         )
 
 
-class ConfigureStream(Update[StreamState], tag="configure-stream"):
+class ConfigureStream(Update[StreamState], tag="configure-stream", may_exceed_limit=True):
     """Replace the config. The existing segments stay as they are."""
 
     config: StreamConfig
@@ -607,7 +610,7 @@ class ConfigureStream(Update[StreamState], tag="configure-stream"):
         return state.replace(config=self.config)
 
 
-class TruncateStream(Update[StreamState], tag="truncate-stream"):
+class TruncateStream(Update[StreamState], tag="truncate-stream", may_exceed_limit=True):
     """Give up the data before ``head``. Segments that lie wholly before it are retired."""
 
     head: Map[int, int]

@@ -131,11 +131,12 @@ class Decider(Generic[S]):
         data, checksum = encode_entry(self._writer_id, call, base.checksum, body)
         entry = Entry(base.next_offset, base.next_offset + len(data), self._writer_id, call, checksum, body)
         # Apply the body as it is read back, as every other process does.
-        after, transition = base.apply(entry, self._follower.codec.read_back(body))
-        self._check_size(base, after)
+        change = self._follower.codec.read_back(body)
+        after, transition = base.apply(entry, change)
+        self._check_size(base, after, must_pass=isinstance(change, list) and all(e.may_exceed_limit for e in change))
         return NewEntry(base, call, data, after, transition, decision.attributes, decision.flushes)
 
-    def _check_size(self, before: Replica[S], after: Replica[S]) -> None:
+    def _check_size(self, before: Replica[S], after: Replica[S], *, must_pass: bool) -> None:
         """Raise `StateTooLargeError` for an entry that makes a state larger and leaves it over the limit.
 
         The cost of measuring grows with the state, so it is done when the log has grown by an eighth of the remaining
@@ -146,6 +147,7 @@ class Decider(Generic[S]):
         if after.state is None or after.next_offset - measured.length <= (limit - measured.size) // 8:
             return
         size = self._follower.codec.size(after.state)
-        if size > limit and (before.state is None or size > self._follower.codec.size(before.state)):
+        is_over = size > limit and not must_pass
+        if is_over and (before.state is None or size > self._follower.codec.size(before.state)):
             raise too_large(self._segment, size, limit)
         self._follower.measured = Measured(size, after.next_offset)

@@ -558,7 +558,7 @@ LONG_MUTATIONS: Final[tuple[Mutation, ...]] = (
         "Segments that were retired stay in the metadata.",
         1,
         frozenset({"R2"}),
-        (Words(DataSegments, "_delete_retired", "if not old:", "if True:"),),
+        (Words(DataSegments, "delete_retired", "if not old:", "if True:"),),
         long=True,
     ),
 )

@@ -473,6 +473,20 @@ class TestF20LimitOfTheState:
         assert len(over.update_state_unconditionally(Drop(key="key-0000")).entries) == stored - 1
         over.update_state_unconditionally(Put(key="key-0001", value=2))  # as large as before
 
+    def test_an_update_may_be_declared_to_pass_but_takes_no_other_with_it(self) -> None:
+        class Close(Update[Account], tag="close", may_exceed_limit=True):
+            def apply_to(self, state: Account, revision: Revision) -> Account:
+                return state.replace(entries=state.entries.set("closed", 1))
+
+        begun = Account(entries=Map({"x" * 200: 1}))
+        StateSynchronizer(store := open_store("memory://"), "account", initial=begun, updates=[*UPDATES, Close])
+        replica = StateSynchronizer(
+            store, "account", state_type=Account, updates=[*UPDATES, Close], state_limit_bytes=100
+        )
+        with pytest.raises(StateTooLargeError):
+            replica.update_state_unconditionally(Close(), Put(key="y", value=1))
+        assert len(replica.update_state_unconditionally(Close()).entries) == 2
+
     def test_a_state_that_was_loaded_is_as_large_as_its_snapshot(self) -> None:
         replica = opened(open_store("memory://"))
         for number in range(200):

@@ -26,6 +26,11 @@ REGISTRY: Final = "readergroup/scaling"
 #: A stream is measured this many times per shortest window.
 _SAMPLES_PER_WINDOW: Final = 4
 
+_FULL: Final = (
+    "the stream's metadata is full; it has room for another scale a day after old segments are truncated, by "
+    "streams.truncate or a retention policy, or when all processes connect with a higher state_limit_bytes"
+)
+
 _logger = logging.getLogger(__name__)
 
 
@@ -125,6 +130,8 @@ class StreamScaling(DuePolicies):
             history = None
         now = self._clock.time()
         decision = decide(policy, state, history, now)
+        if decision.scale is not None and not self._metadata.has_room_for(decision.scale, state):
+            decision = Decision(_FULL)
         return ScalingReport(
             unit=policy.unit,
             windows_seconds=policy.windows,

@@ -11,8 +11,9 @@ import readergroup as rg
 from readergroup.streams.maintenance import Maintenance
 from readergroup.streams.scaling.applying import REGISTRY
 from readergroup.streams.scaling.rates import RateHistory
-from readergroup.streams.state import StreamState
+from readergroup.streams.state import STREAM_UPDATES, StreamState
 from synchronizer import AttributeChange, ManualClock, SegmentStore, open_store
+from synchronizer.state import StateCodec
 from synchronizer.testing import FailingStore, Operation
 from tests.waiting import until
 
@@ -368,6 +369,37 @@ def test_a_pending_scale_is_completed_and_no_other_begins(
     client.streams.maintenance.step()
     state = client.streams.fetch_state(STREAM)
     assert (state.is_pending, state.epoch) == (False, 1)
+
+
+def test_a_stream_whose_metadata_is_full_scales_again_a_day_after_a_truncation(
+    store: SegmentStore, writing: rg.Client, clock: ManualClock
+) -> None:
+    with rg.Client(store, clock=clock, state_limit_bytes=20_000) as client:
+        begin(client)
+        with pytest.raises(rg.StateTooLargeError):
+            while True:
+                client.streams.scale(STREAM, split=client.streams.fetch_state(STREAM).current[:1])
+                client.streams.scale(STREAM, merge=client.streams.fetch_state(STREAM).current)
+        full = run(client, clock, 840, lambda: write(writing, 1800))
+        assert full.scaling is not None and full.scaling.action is None
+        assert "metadata is full" in full.scaling.reason
+        client.streams.configure(STREAM, retention=rg.RetentionPolicy(max_bytes=1 << 30), tags={"team": "x" * 200})
+        client.streams.truncate(STREAM, full.tail)
+        assert client.streams.info(STREAM).head == full.tail
+        clock.advance(25 * 3600)
+        before = client.streams.info(STREAM).epoch
+        run(client, clock, 30)
+        assert run(client, clock, 120, lambda: write(writing, 1800)).epoch > before
+
+
+def test_a_scale_that_was_announced_in_full_metadata_is_completed(store: SegmentStore) -> None:
+    with rg.Client(store) as client:
+        client.streams.create(STREAM)
+        client.streams.synchronizer(STREAM).update_state(lambda state: [state.split([0], 100)])
+        codec = StateCodec(StreamState, STREAM_UPDATES)
+        with rg.Client(store, state_limit_bytes=codec.size(client.streams.fetch_state(STREAM))) as other:
+            info = other.streams.seal(STREAM)
+            assert info.sealed and len(info.segments) == 100
 
 
 # ---------------------------------------------------------------------- policies that come and go
