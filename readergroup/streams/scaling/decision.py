@@ -19,6 +19,9 @@ from .rates import RateHistory
 _HOT: Final = (5.0, 2.0, 1.0)
 #: It is cold if it takes less than this many over each window.
 _COLD: Final = (1.0, 1.0, 1.0, 0.5)
+#: A segment with less than this part of an even share of the keys, which is 1 / max_segments, is not split. Among
+#: max_segments busy keys, the chance that so narrow a range around one of them holds another is at most 1 in 64.
+_LEAST_SHARE: Final = 1 / 64
 
 #: The rates of a segment over the windows of a policy; None where they are not known.
 Rates = Sequence[float | None]
@@ -41,8 +44,12 @@ class _Load:
         self.rates = rates
         self._ages = ages
 
+    def is_wide(self, number: int) -> bool:
+        """Return whether the segment's load can be that of several busy keys, so that a split divides it."""
+        return _width(self.state, number) * self.policy.max_segments >= _LEAST_SHARE
+
     def is_settled(self, number: int) -> bool:
-        """Return whether the segment may be split: it is an original one, or its cooldown is over."""
+        """Return whether the segment is an original one, or its cooldown is over."""
         cools_down = self.state.segments[number].epoch > 0
         return not cools_down or self._ages.get(number, 0.0) >= self.policy.cooldown_seconds
 
@@ -113,14 +120,17 @@ def decide(policy: LoadTarget, state: StreamState, history: RateHistory | None, 
 
 def _split_hot(load: _Load) -> Decision | None:
     state, policy = load.state, load.policy
-    hot = [number for number in state.current if load.is_settled(number) and load.hot(number) is not None]
+    hot = [number for number in _hot(load) if load.is_wide(number) and load.is_settled(number)]
     room = policy.max_segments - len(state.current)
     if not hot or not room:
         return None
     hot.sort(key=load.most, reverse=True)
     wanted = _into(hot, room, lambda n: min(policy.scale_factor, max(2, int(load.most(n) / policy.target))))
-    decision = _split(state, wanted, _hot_reason(load, hot[0]))
-    return decision if decision.scale is not None else None
+    return _split(state, wanted, _hot_reason(load, hot[0]))
+
+
+def _hot(load: _Load) -> list[int]:
+    return [number for number in load.state.current if load.hot(number) is not None]
 
 
 def _into(numbers: Iterable[int], room: int, parts: Callable[[int], int]) -> Mapping[int, int]:
@@ -148,13 +158,17 @@ def _split(state: StreamState, parts: Mapping[int, int], reason: str) -> Decisio
 
 
 def _merge_cold(load: _Load) -> Decision | None:
-    state, policy = load.state, load.policy
-    cold = {number for number in state.current if load.is_cold(number)}
-    pairs = [each for each in pairwise(state.current) if cold.issuperset(each) and load.hot(*each) is None]
-    spare = len(state.current) - policy.min_segments
+    pairs = _cold_pairs(load)
+    spare = len(load.state.current) - load.policy.min_segments
     if not pairs or not spare:
         return None
     return _merge(load, pairs, spare, _cold_reason(load))
+
+
+def _cold_pairs(load: _Load) -> list[tuple[int, int]]:
+    """Return the neighbours that are cold, and not hot together."""
+    cold = {number for number in load.state.current if load.is_cold(number)}
+    return [each for each in pairwise(load.state.current) if cold.issuperset(each) and load.hot(*each) is None]
 
 
 def _merge(load: _Load, pairs: Iterable[tuple[int, int]], most: int, reason: str) -> Decision:
@@ -204,11 +218,17 @@ def _calm(load: _Load) -> str:
     state, policy = load.state, load.policy
     if all(each is None for number in state.current for each in load.rates[number]):
         return f"the rates are not measured yet, which takes {_time(policy.window_seconds)}"
-    hot = [number for number in state.current if load.hot(number) is not None]
-    if hot and len(state.current) >= policy.max_segments:
-        return f"the stream has as many segments as max_segments allows; {_hot_reason(load, max(hot, key=load.most))}"
-    if hot:
-        return f"segments were scaled less than {_time(policy.cooldown_seconds)} ago"
+    hot = _hot(load)
+    wide = [number for number in hot if load.is_wide(number)]
+    hottest = _hot_reason(load, max(wide or hot, key=load.most)) if hot else ""
+    if hot and not wide:
+        return f"{hottest}; its range is too narrow to split, so its load is probably that of one routing key"
+    if wide and len(state.current) >= policy.max_segments:
+        return f"the stream has as many segments as max_segments allows; {hottest}"
+    if wide:
+        return f"a new segment is left alone until it is measured for {_time(policy.cooldown_seconds)}; {hottest}"
+    if _cold_pairs(load):
+        return "the stream has as few segments as min_segments allows"
     return "no segment is hot, and no neighbours are cold for long enough"
 
 

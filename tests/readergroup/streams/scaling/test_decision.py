@@ -69,6 +69,16 @@ def even(total: float) -> Callable[[StreamState, int], float]:
     return load
 
 
+def at_places(rates: Mapping[float, float]) -> Callable[[StreamState, int], float]:
+    """A load of a few keys at these places of the key range."""
+
+    def load(state: StreamState, number: int) -> float:
+        keys = state.segments[number].keys
+        return sum(rate for place, rate in rates.items() if keys.low <= place < keys.high)
+
+    return load
+
+
 def fixed(rates: Mapping[int, float]) -> Callable[[StreamState, int], float]:
     return lambda state, number: rates[number]
 
@@ -203,6 +213,43 @@ def test_rates_of_another_stream_or_unit_or_of_long_ago_decide_nothing() -> None
     for found in (None, history._replace(incarnation="b2"), history._replace(unit="bytes")):
         assert "not measured yet" in decide(simulated.policy, state, found, simulated.now).reason
     assert "not measured yet" in decide(simulated.policy, state, history, simulated.now + 121).reason
+
+
+@pytest.mark.parametrize("most", [4, 16, 64])
+def test_one_hot_key_is_not_split_for_ever(most: int) -> None:
+    simulated = Simulated(stream(1), policy(most=most))
+    simulated.run(24 * 3600, at_places({0.2053: 600.0}))
+    simulated.decisions.clear()
+    simulated.run(24 * 3600, at_places({0.2053: 600.0}))
+    assert simulated.decisions == [] and len(simulated.state.current) == 3
+    (hot,) = (n for n in simulated.state.current if at_places({0.2053: 600.0})(simulated.state, n))
+    keys = simulated.state.segments[hot].keys
+    assert 1 / 128 / most <= keys.high - keys.low < 1 / 64 / most
+    assert simulated.decide().reason == (
+        f"segment {hot} takes 600 events/s over 2 min, more than 5 times the target of 100; its range is too narrow to "
+        "split, so its load is probably that of one routing key"
+    )
+
+
+def test_two_hot_keys_close_to_each_other_get_a_segment_each() -> None:
+    simulated = Simulated(stream(1), policy(most=4))
+    simulated.run(24 * 3600, at_places({0.703: 600.0, 0.7089: 600.0}))
+    segments = simulated.state.segments
+    assert sum(segments[n].keys.low <= 0.703 < 0.7089 < segments[n].keys.high for n in simulated.state.current) == 0
+
+
+def test_a_hot_segment_that_is_new_says_that_it_is_left_alone_for_a_while() -> None:
+    simulated = Simulated(stream(1), policy())
+    simulated.run(120, even(2000))
+    simulated.run(300, even(2000))
+    assert len(simulated.decisions) == 1
+    assert "left alone until it is measured for 10 min; segment 1 takes 1,000" in simulated.decide().reason
+
+
+def test_a_cold_stream_at_its_fewest_segments_says_why_it_does_not_shrink() -> None:
+    simulated = Simulated(stream(2), policy(least=2))
+    simulated.run(3600, fixed({0: 1.0, 1: 1.0}))
+    assert simulated.decide() == Decision("the stream has as few segments as min_segments allows")
 
 
 def test_a_segment_too_narrow_to_split_does_not_keep_others_from_it() -> None:
