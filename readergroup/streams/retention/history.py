@@ -7,6 +7,7 @@ year has a few hundred samples, and a limit is met to a sixteenth.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
@@ -18,6 +19,8 @@ from synchronizer import Map, UnknownUpdateError
 PRECISION: Final = 1 / 16
 #: Beyond this size, which streams of many segments reach, the history is made less exact.
 MAX_BYTES: Final = 64 * 1024
+#: The last one leaves only two samples. No other drops the one that follows a sample of unknown time.
+_PRECISIONS: Final = (*(PRECISION * 2**doublings for doublings in range(15)), math.inf)
 _FORMAT: Final = 1
 
 
@@ -71,13 +74,16 @@ class History(NamedTuple):
         return self._replace(samples=(*self.samples[:at], sample, *self.samples[at:]))
 
     def thinned(self, now: float) -> Self:
-        """Return the history with the samples that its precision requires, and in at most `MAX_BYTES`."""
-        precision, thinned = PRECISION, self
-        while True:
-            thinned = thinned._replace(samples=tuple(_needed(thinned.samples, now, precision)))
-            if len(thinned.samples) <= 2 or len(thinned.encode()) <= MAX_BYTES:
-                return thinned
-            precision *= 2
+        """Return the history with the samples that its precision requires, in at most `MAX_BYTES` or two samples."""
+        thinned, is_encoded = self, False
+        for precision in _PRECISIONS:
+            samples = tuple(_needed(thinned.samples, now, precision))
+            if is_encoded and len(samples) == len(thinned.samples):
+                continue  # encoding is what takes time
+            thinned, is_encoded = thinned._replace(samples=samples), True
+            if len(samples) <= 2 or len(thinned.encode()) <= MAX_BYTES:
+                break
+        return thinned
 
 
 def _needed(samples: Sequence[Sample], now: float, precision: float) -> Iterator[Sample]:

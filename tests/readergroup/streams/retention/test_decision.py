@@ -212,13 +212,26 @@ def test_a_history_is_as_exact_as_it_says(steps: list[tuple[float, int]]) -> Non
             assert after.written - before.written <= (end - before.written) / 8
 
 
-def test_a_history_of_many_segments_stays_small() -> None:
-    kept = History("a1", (Sample(float("-inf"), 0, Map(dict.fromkeys(range(1000), 0))),))
-    for minute in range(1, 60):
-        kept = kept.with_sample(Sample(minute * 60.0, minute, Map(dict.fromkeys(range(1000), minute)))).thinned(
-            minute * 60.0
-        )
-    assert len(kept.encode()) <= 64 * 1024 or len(kept.samples) == 2
+@pytest.mark.parametrize("segments", [1000, 10_000])
+def test_a_history_of_many_segments_stays_small_with_little_work(
+    segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, encoded = History.encode, list[int]()
+
+    def count(kept: History) -> bytes:
+        encoded.append(len(kept.samples))
+        return encode(kept)
+
+    monkeypatch.setattr(History, "encode", count)
+    kept = History("a1", (Sample(float("-inf"), 0, Map(dict.fromkeys(range(segments), 0))),))
+    for minute in range(1, 16):
+        ends = Map(dict.fromkeys(range(segments), 200 * minute))
+        kept = kept.with_sample(Sample(minute * 60.0, 200 * segments * minute, ends))
+        encoded.clear()
+        kept = kept.thinned(minute * 60.0)
+        assert len(encoded) <= 5
+        assert len(kept.samples) == 2 or len(encode(kept)) <= 64 * 1024
+        assert kept.newest.offsets == ends
 
 
 def test_a_clock_that_was_ahead_does_not_keep_events() -> None:
