@@ -210,7 +210,9 @@ class Retention(DuePolicies):
         decision = decide(policy, state, history, now, consumed)
         if dry_run:
             return decision, consumed
-        if decision is not None:
+        if decision is None:
+            self._data.delete_retired(state, deadline)  # as after a truncation, of which there may be no other
+        else:
             for group in decision.skipped:
                 if self.groups is not None:
                     self.groups().note_skipped(group, state.cut(decision.head))

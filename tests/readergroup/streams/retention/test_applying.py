@@ -211,6 +211,27 @@ def test_a_history_that_begins_with_forgotten_segments_is_used_from_the_head_on(
     assert 40 <= len(left(client)) <= 50
 
 
+def test_a_stream_that_falls_idle_forgets_its_old_segments(client: rg.Client, clock: ManualClock) -> None:
+    client.streams.create(STREAM, retention=rg.RetentionPolicy(max_age=DAY))
+    for number in range(3):
+        write(client, number * 20, number * 20 + 20)
+        client.streams.scale(STREAM, split=[client.streams.fetch_state(STREAM).current[0]])
+    clock.advance(1.2 * 86_400)
+    client.streams.retain(STREAM)
+    idle = client.streams.fetch_state(STREAM)
+    assert left(client) == [] and set(idle.segments) > set(idle.current)
+    clock.advance(23 * 3600)
+    assert client.streams.retain(STREAM).reason is None
+    assert client.streams.fetch_state(STREAM) == idle
+    clock.advance(2 * 3600)
+    assert client.streams.retain(STREAM, dry_run=True).reason is None
+    assert client.streams.fetch_state(STREAM) == idle
+    assert client.streams.retain(STREAM).reason is None
+    assert set(client.streams.fetch_state(STREAM).segments) == set(idle.current)
+    write(client, 60, 80)
+    assert client.streams.retain(STREAM).reason is None and left(client) == list(range(60, 80))
+
+
 # ---------------------------------------------------------------------- groups
 
 
