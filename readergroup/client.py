@@ -177,7 +177,7 @@ class Client:
             self.store, clock=self.clock, timeout=self.timeout, state_limit_bytes=self.state_limit_bytes
         )
         streams.retention.groups = lambda: self.groups
-        if self._address is not None and self._in_background and self.store.guarantees.many_processes:
+        if self._applies_policies:
             name = f"{self.store.url} policies"
             maintain_in_background(streams.maintenance, self.clock, streams.metadata.closing, name)
         return streams
@@ -186,7 +186,16 @@ class Client:
         with loading():
             from .group.manager import ReaderGroupManager
 
-        return ReaderGroupManager(self)
+        return ReaderGroupManager(self, on_open=self._maintain_streams)
+
+    def _maintain_streams(self) -> None:
+        """Apply the policies of streams, as far as this client does, even if it never uses a stream."""
+        if self._applies_policies:
+            _ = self.streams
+
+    @property
+    def _applies_policies(self) -> bool:
+        return self._address is not None and self._in_background and self.store.guarantees.many_processes
 
     def _part(self, name: str, new: Callable[[], C]) -> C:
         """Return the part of this name. The first use makes it: one, also for threads that use it at the same time."""

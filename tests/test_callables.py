@@ -62,6 +62,7 @@ INSIDE: Final = {
     "PollingNotifier.unregister_listener(listener)",
     "Reader.__init__(on_close)",
     "Reader.__init__(on_open)",
+    "ReaderGroupManager.__init__(on_open)",
     "Subscription.__init__(listener)",
     "Subscription.__init__(on_failure)",
     "Transaction.__init__(before_commit)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -42,10 +42,16 @@ _LOG_PREFIX: Final = "group/"
 
 
 class ReaderGroupManager:
-    """Creates, finds and deletes the reader groups of a store. Threads may share it."""
+    """Creates, finds and deletes the reader groups of a store. Threads may share it.
 
-    def __init__(self, client: GroupClient) -> None:
+    Args:
+        client: The client whose groups these are.
+        on_open: Called whenever a group was opened.
+    """
+
+    def __init__(self, client: GroupClient, on_open: Callable[[], object]) -> None:
         self._client = client
+        self._on_open = on_open
         self._groups: OpenNames[ReaderGroup] = OpenNames()
         self._deleted = DeletedNames(client.store)
         self._codec = StateCodec(ReaderGroupState, UPDATES)
@@ -92,6 +98,11 @@ class ReaderGroupManager:
 
     def get(self, name: str) -> ReaderGroup:
         """Return the group. Raise `NotFoundError` if there is none of this name."""
+        group = self._get(name)
+        self._on_open()
+        return group
+
+    def _get(self, name: str) -> ReaderGroup:
         group = self._open(name, None)
         try:
             group.synchronizer.fetch_updates()
@@ -149,7 +160,7 @@ class ReaderGroupManager:
     def _read_alone(self, log: str, backoff: Backoff) -> ReaderGroupState | None:
         length = backoff.retry(partial(self._deleted.length, log))
         try:
-            return self.get(log.removeprefix(_LOG_PREFIX)).state
+            return self._get(log.removeprefix(_LOG_PREFIX)).state
         except NotFoundError:
             self._note_deleted(log, length)
             return None

@@ -59,6 +59,24 @@ def test_another_process_that_only_has_the_store_open_trims_a_stream_that_nobody
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
+def test_a_client_that_only_has_a_group_open_trims_a_stream_that_nobody_uses(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "FIRST_LOOK_SECONDS", 0.05)
+    with rg.connect(url, clock=ManualClock()) as looking:
+        looking.streams.create("shop/other")
+        looking.groups.create("billing", streams=["shop/other"])
+        with rg.connect(url) as client:
+            assert list(client.groups.list()) == ["billing"]
+            with pytest.raises(rg.NotFoundError):
+                client.groups.get("missing")
+            assert policy_threads() == []
+            assert client.groups.get("billing").name == "billing"
+            assert len(policy_threads()) == 1
+            until(lambda: start_of(looking) > 0, "the stream is trimmed")
+    until(lambda: not policy_threads(), "the thread ends")
+
+
 def test_closing_ends_the_thread_at_once_and_forgetting_the_client_later(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
