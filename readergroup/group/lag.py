@@ -12,13 +12,21 @@ from pydantic import BaseModel, ConfigDict
 
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
 
+from ..errors import CorruptDataError
 from ..html import html_table
 from ..streams.config import SegmentId, data_segment, stream_of
-from ..streams.data.block import Block
-from ..streams.data.segment_reader import SegmentReader
+from ..streams.data.block import (
+    HEADER_BYTES,
+    block_count,
+    block_end_of_events,
+    block_length,
+    block_time,
+    parse_blocks,
+)
+from ..streams.data.segment_reader import block_start, read_block, read_fully
 from .model.state import ReaderGroupState
 
-#: How much of a segment is read to estimate the age and size of its next events.
+#: How much of a segment is read to find the age and size of its next events.
 _SAMPLE_BYTES: Final = 128 * 1024
 #: How long a `LagMemory` keeps what it knows of events that wait: no one tells of their truncation.
 _REMEMBERED_SECONDS: Final = 60.0
@@ -34,7 +42,8 @@ class SegmentLag(BaseModel):
     owner: str | None
     offset: int
     bytes: int
-    #: Counted if the rest of the segment is small, else estimated from the size of the next events.
+    #: Counted if up to about 128 KiB are left, else estimated from the next events, up to the end of the block that is
+    #: at 128 KiB. If those behind them are much smaller or larger, the estimate is far off.
     events: int
     #: How long ago the next event was written, by the clocks of its writer and of this process; 0 without one.
     seconds: float
@@ -215,27 +224,57 @@ def _measured(store: SegmentStore, wanted: _Range, now: float) -> _Measured:
         info = store.info(wanted.name)
         offset = max(wanted.offset, info.start_offset)
         end = info.length if wanted.end is None else min(wanted.end, info.length)
-        blocks = _next_blocks(store, wanted.name, offset) if end > offset else []
+        sample = _sampled(store, wanted.name, offset, end, info.length) if end > offset else None
     except NotFoundError:  # the data was truncated, or the stream deleted
         return _Measured(wanted, 0, True, wanted.offset, 0, 0, False, None, now)
     except TruncatedError as error:  # between the two calls
         found = _measured(store, wanted._replace(offset=error.start_offset), now)
         return found._replace(range=wanted)
     behind = max(0, end - offset)
-    events = sum(bisect_left(block.offsets, end) for block in blocks)
-    is_counted = not blocks or (looked_at := blocks[-1].end_of_events) >= end
+    events, looked_at, written_at = sample or (0, end, None)
+    is_counted = looked_at >= end
     if not is_counted:
-        events = max(1, round(events * behind / (looked_at - offset)))
-    written_at = blocks[0].written_at / 1_000_000 if blocks else None
+        # The rest has at least one event.
+        events = max(events + 1, round(events * behind / (looked_at - offset)))
     return _Measured(wanted, info.length, info.sealed, offset, behind, events, is_counted, written_at, now)
 
 
-def _next_blocks(store: SegmentStore, name: str, offset: int) -> list[Block]:
-    """Return some of the blocks from ``offset`` on, at least one if there are any."""
-    reader = SegmentReader(store, name, offset, read_bytes=_SAMPLE_BYTES, joins_chunks=False)
-    blocks = []
-    while (block := reader.next_block()) is not None:
-        blocks.append(block)
-        if not reader.buffered:
-            break
-    return blocks
+class _Sample(NamedTuple):
+    """The next events of a segment."""
+
+    events: int
+    #: Where these events end.
+    end: int
+    #: Of the first one, in seconds since 1970.
+    written_at: float
+
+
+def _sampled(store: SegmentStore, name: str, offset: int, end: int, length: int) -> _Sample:
+    """Count the events before ``end`` in the next blocks, of which one read brings the headers.
+
+    A block that is longer than the read counts as a whole: without it, the small events before a large one would stand
+    for all bytes.
+    """
+    at = start = block_start(store, name, offset)
+    data = memoryview(read_fully(store, name, start, min(_SAMPLE_BYTES, length - start)))
+    if len(data) < HEADER_BYTES:
+        raise CorruptDataError(
+            "the segment ends inside a block; restore the store from a backup", segment=name, offset=start
+        )
+    events = 0
+    while at < end and len(rest := data[at - start :]) >= HEADER_BYTES:
+        events += _events_between(store, name, at, rest, offset, end)
+        at = block_end_of_events(at, rest)
+    return _Sample(events, at, block_time(data) / 1_000_000)
+
+
+def _events_between(store: SegmentStore, name: str, at: int, data: memoryview, offset: int, end: int) -> int:
+    """Return how many events from ``offset`` on and before ``end`` the block has that starts at ``at``."""
+    length, count = block_length(name, at, data), block_count(data)
+    if offset <= at and (count <= 1 or at + length <= end):
+        return count
+    if length <= len(data):
+        block = parse_blocks(name, at, bytes(data[:length]))[0][0]
+    else:
+        block = read_block(store, name, at, length)
+    return bisect_left(block.starting_at(max(offset, at)).offsets, end)

@@ -72,6 +72,9 @@ _TRAILER: Final = struct.Struct(">BI")
 _TRAILER_MARK: Final = 0xC1
 TRAILER_BYTES: Final = _TRAILER.size
 _CHUNK: Final = struct.Struct(">IIQQ")  # index, count of chunks, bytes of the event, bytes of all chunks
+#: The start of the columns of a chunk: one byte of the map, the name of the column, and the numbers.
+_CHUNK_COLUMN: Final = struct.Struct(">x4sIIQQ")
+_CHUNK_NAME: Final = b"\xa1c\xc4" + bytes([_CHUNK.size])
 #: No block is longer: the largest event, encoded, with room for its key and the rest of the block.
 MAX_ENCODED_BYTES: Final = MAX_EVENT_BYTES + 64 * 1024
 
@@ -600,6 +603,20 @@ def block_time(view: memoryview) -> int:
     """Return ``written_at`` of the block at the start of ``view``, which holds at least its header."""
     written_at: int = _FIELDS.unpack_from(view, _HEAD.size)[3]
     return written_at
+
+
+def block_end_of_events(offset: int, view: memoryview) -> int:
+    """Return `Block.end_of_events` of the block at the start of ``view``, which holds at least its header.
+
+    Of the first chunk of an event, ``view`` must also hold the start of the columns, where the size of all chunks is.
+    Otherwise the result is the end of the chunk.
+    """
+    end = offset + int(_FIELDS.unpack_from(view, _HEAD.size)[0])
+    if view[1] == CHUNK_MAGIC[1] and len(view) >= HEADER_BYTES + _CHUNK_COLUMN.size:
+        name, index, _, _, all_bytes = _CHUNK_COLUMN.unpack_from(view, HEADER_BYTES)
+        if (name, index) == (_CHUNK_NAME, 0):
+            return max(end, offset + min(int(all_bytes), 2 * MAX_CHUNKED_BYTES))
+    return end
 
 
 def length_by_trailer(segment: str, end: int, trailer: bytes) -> int:

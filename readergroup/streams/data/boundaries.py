@@ -16,7 +16,16 @@ from typing import Final, NamedTuple
 from readergroup.errors import CorruptDataError
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
 
-from .block import CHUNK_MAGIC, HEADER_BYTES, MAGIC, MAX_ENCODED_BYTES, block_count, block_length, block_time
+from .block import (
+    CHUNK_MAGIC,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_ENCODED_BYTES,
+    block_count,
+    block_end_of_events,
+    block_length,
+    block_time,
+)
 from .segment_reader import READ_BYTES, block_start, read_block, read_fully
 
 #: Up to this distance from the known place, the search walks from header to header.
@@ -33,6 +42,8 @@ class BlockHeader(NamedTuple):
     end: int
     written_at: int  # in microseconds
     events: int
+    #: As `Block.end_of_events`, as far as the read that brought the header shows it.
+    end_of_events: int
 
 
 def next_boundary(store: SegmentStore, segment: str, offset: int, *, known: int, end: int) -> int:
@@ -87,7 +98,7 @@ def block_headers(
                     "the segment ends inside a block; restore the store from a backup", segment=segment, offset=at
                 )
         length = block_length(segment, at, data)
-        yield BlockHeader(at, at + length, block_time(data), block_count(data))
+        yield BlockHeader(at, at + length, block_time(data), block_count(data), block_end_of_events(at, data))
         at, data = at + length, data[length:]
 
 
@@ -99,7 +110,7 @@ def first_events(store: SegmentStore, segment: str, start: int, end: int) -> tup
     events, at, to = 0, start, min(end, start + _SAMPLE_BYTES)
     try:
         for block in block_headers(store, segment, start, to, read_bytes=_SAMPLE_BYTES):
-            events, at = events + block.events, block.end
+            events, at = events + block.events, max(at, block.end_of_events)
     except (TruncatedError, NotFoundError):
         return 0, 0
     return events, at - start

@@ -8,7 +8,9 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -608,6 +610,57 @@ def test_lag_counts_no_events_behind_an_end_cut(world: World) -> None:
         cut = tail.model_copy(update={"offsets": {**tail.offsets, whole.segment: offset}})
         group = world.admin.groups.create(f"up-to-{count}", streams=[STREAM], end={STREAM: cut})
         assert group.lag().events == count
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "most"),
+    [
+        ([5, *[2 * 2**20] * 4], 5, 9),
+        ([2 * 2**20, 5], 2, 2),
+        ([5, 9 * 2**20, 5], 3, 3),  # in chunks
+        ([9 * 2**20, 5, 5], 2, 3),
+    ],
+)
+def test_lag_of_small_and_large_events_costs_two_short_reads(
+    world: World, process: Process, sizes: list[int], least: int, most: int
+) -> None:
+    with world.admin.writer(STREAM, max_event_bytes=10 * 2**20) as writer:
+        for size in sizes:
+            writer.write(bytes(size), routing_key="k")
+            writer.flush()
+    reads: list[int] = []
+    read = process.store.inner.read
+
+    def measured(segment: str, offset: int, max_bytes: int) -> bytes:
+        data = read(segment, offset, max_bytes)
+        if segment.startswith("data/"):
+            reads.append(len(data))
+        return data
+
+    with mock.patch.object(process.store.inner, "read", measured):
+        lag = process.group.lag()
+    assert least <= lag.events <= most
+    assert len(reads) <= 2 and sum(reads) <= 128 * 1024 + 1
+
+
+def test_lag_between_any_two_places_is_counted(world: World) -> None:
+    with world.admin.writer(STREAM) as writer:
+        for size, count in ((100, 3), (120_000, 1), (0, 10_000)):  # the last block crosses the end of a read
+            writer.write_many([bytes(size)] * count, routing_key="k")
+            writer.flush()
+    whole = next(each for each in world.admin.batch.segment_ranges(STREAM) if each.size)
+    offsets = [event.offset for event in world.admin.batch.read(whole)] + [whole.end]
+    tail = world.admin.streams.info(STREAM).tail
+
+    def cut(index: int) -> rg.StreamCut:
+        return tail.model_copy(update={"offsets": {**tail.offsets, whole.segment: offsets[index]}})
+
+    places = [0, 2, 3, 4, 500, 9_000, 10_004]
+    for start, end in combinations(places, 2):
+        group = world.admin.groups.create(
+            f"from-{start}-to-{end}", streams=[STREAM], start={STREAM: cut(start)}, end={STREAM: cut(end)}
+        )
+        assert group.lag().events == end - start
 
 
 def test_lag_is_told_when_reads_bring_less_than_is_there(world: World, process: Process) -> None:

@@ -127,6 +127,16 @@ def test_a_large_growth_is_estimated_by_its_first_events(store_url: str) -> None
         assert look.read[1] == stored_bytes(client)
 
 
+def test_an_event_in_chunks_counts_once_in_a_large_growth(store_url: str) -> None:
+    with filled(store_url, segments=1, events=0) as client:
+        look = Look(client)
+        with client.writer(STREAM, max_event_bytes=10 * 2**20) as writer:
+            for size in (5, 9 * 2**20, 5):
+                writer.write(bytes(size), "customer")
+        look.take()
+        assert look.written[0] in (2, 3)
+
+
 def test_a_reset_is_no_reading_and_a_stream_that_begins_anew_counts_once(store_url: str) -> None:
     with filled(store_url) as client:
         group, look = client.groups.get(GROUP), Look(client)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from readergroup.errors import CorruptDataError
 from readergroup.streams.data import block as block_module
 from readergroup.streams.data import boundaries
-from readergroup.streams.data.block import Block, encode_block, encode_chunks, parse_blocks
-from readergroup.streams.data.boundaries import block_headers, next_boundary
+from readergroup.streams.data.block import Block, block_end_of_events, encode_block, encode_chunks, parse_blocks
+from readergroup.streams.data.boundaries import block_headers, first_events, next_boundary
 from readergroup.streams.data.segment_reader import SegmentReader
 from synchronizer import SegmentStore, TruncatedError, open_store
 from tests.golden import golden
@@ -69,6 +69,18 @@ def test_the_event_time_of_an_event_in_chunks_is_stored_with_its_first_chunk() -
     assert stored == today
     (block,) = read_all(SegmentReader(store_with(stored), SEGMENT))
     assert (block.data, block.keys, block.event_times) == ([event], ["alice"], [1_500_000_000_000_000])
+
+
+@pytest.mark.parametrize("columns", [{}, {"key": "alice", "headers": {"trace": b"12"}, "event_time": 1}])
+def test_the_start_of_the_first_chunk_shows_where_the_event_ends(columns: dict[str, object]) -> None:
+    first, *others = encoded = chunks(bytes(250), **columns)
+    end = len(b"".join(encoded))
+    assert block_end_of_events(5, memoryview(first)) == 5 + end
+    assert block_end_of_events(5, memoryview(first[:80])) == 5 + end
+    assert block_end_of_events(5, memoryview(first[:60])) == 5 + len(first)
+    for each in (*others, small(b"a", b"b")):
+        assert block_end_of_events(5, memoryview(each)) == 5 + len(each)
+    assert first_events(store_with(b"".join(encoded) + small(b"a")), SEGMENT, 0, len(first)) == (1, end)
 
 
 def test_an_older_release_meets_a_format_that_it_does_not_know() -> None:

