@@ -247,14 +247,14 @@ class Client:
                 `EventWriter.write_batch` and `EventWriter.write_arrow` then raise `UnsupportedError`. Default: events
                 have the time that the call gives.
             event_time_timeout_seconds: For how long the watermark of the stream waits for a writer that notes times and
-                is silent. Default: a minute.
+                is silent, up to a day. Default: a minute.
             timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
             max_event_bytes: The largest event that ``write`` takes, with its headers: from 8 MiB, the default, to
                 1 GiB; on NATS to 15.9 MiB. An event over 8 MiB is stored in chunks before ``write`` returns, and
                 only this release and later ones read it.
 
         Raises:
-            InvalidArgumentError: ``max_event_bytes`` is outside these limits.
+            InvalidArgumentError: ``event_time_timeout_seconds`` or ``max_event_bytes`` is outside these limits.
             NotFoundError: The stream does not exist.
             SealedError: The stream is sealed and takes no events.
         """

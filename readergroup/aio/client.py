@@ -185,13 +185,13 @@ class Client:
             stream: The stream, ``scope/name``.
             serializer: Turns values into bytes, on the event loop. Default: events are bytes.
             event_time: As of `Client.writer`. A function runs on the event loop.
-            event_time_timeout_seconds: As of `Client.writer`. Default: a minute.
+            event_time_timeout_seconds: As of `Client.writer`, up to a day. Default: a minute.
             timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
             max_event_bytes: The largest event that ``write`` takes, as of `Client.writer`. A writer of events over
                 8 MiB writes each event in a thread.
 
         Raises:
-            InvalidArgumentError: ``max_event_bytes`` is outside its limits.
+            InvalidArgumentError: ``event_time_timeout_seconds`` or ``max_event_bytes`` is outside its limits.
             NotFoundError: The stream does not exist.
             SealedError: The stream is sealed and takes no events.
         """

@@ -30,6 +30,11 @@ class Mark(NamedTuple):
     #: After how many seconds without a new mark the writer counts no more.
     timeout_seconds: float
 
+    @property
+    def ends_at(self) -> float:
+        """When the writer counts no more, unless it stores a new mark, in seconds since 1970."""
+        return self.stored_at + self.timeout_seconds
+
     def counts_at(self, now: float) -> bool:
         return abs(now - self.stored_at) <= self.timeout_seconds
 
@@ -45,6 +50,19 @@ def watermark_of(marks: Iterable[Mark], incarnation: str, now: float) -> int | N
     """Return the time before which all events of the writers that count are stored; None if no writer counts."""
     times = (mark.time for mark in marks if mark.incarnation == incarnation and mark.counts_at(now))
     return min(times, default=None)
+
+
+def held_until(own: Mark, marks: Iterable[Mark], now: float) -> float | None:
+    """Return when the earliest of the marks ends, in seconds since 1970: then the watermark may move up to ``own``.
+
+    None: no mark is earlier, or ``own`` ends before that.
+    """
+    counting = [mark for mark in marks if mark.incarnation == own.incarnation and mark.counts_at(now)]
+    earliest = min((mark.time for mark in counting), default=own.time)
+    if earliest >= own.time:
+        return None
+    ends_at = max(mark.ends_at for mark in counting if mark.time == earliest)
+    return ends_at if ends_at < own.ends_at else None
 
 
 class Watermark(NamedTuple):

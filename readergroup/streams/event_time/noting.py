@@ -9,12 +9,14 @@ from datetime import datetime
 from typing import Final, Literal, TypeVar
 
 from synchronizer import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError
+from synchronizer.arguments import check_duration
 from synchronizer.threads.task_threads import Task
 
 from ..data.block import NO_TIME
 from ..data.moments import microseconds_of, time_of
 from ..manager import StreamManager
 from ..state import StreamState
+from .defaults import MAX_EVENT_TIME_TIMEOUT_SECONDS
 from .marks import Mark
 
 T = TypeVar("T")
@@ -35,6 +37,14 @@ def check_not_ahead(time: datetime, microseconds: int, now: float) -> None:
     """Refuse a time that would end the event time of a stream, because a watermark never goes back."""
     if microseconds > (now + _DAY_SECONDS) * 1_000_000:
         raise InvalidArgumentError("time is over a day ahead of the clock; a watermark never goes back", time=str(time))
+
+
+def check_event_time_timeout(seconds: object) -> None:
+    """Refuse a timeout after which a dead writer would hold the watermark for too long, or for ever."""
+    name = "event_time_timeout_seconds"
+    check_duration(seconds, name, above_zero=True, finite=True)
+    if seconds > MAX_EVENT_TIME_TIMEOUT_SECONDS:  # type: ignore[operator]
+        raise InvalidArgumentError(f"{name} must be at most 86400, which is one day", **{name: seconds})
 
 
 class TimeHold:
@@ -98,6 +108,8 @@ class TimeNotes:
         self._task = Task(manager.writer_threads, self._step)
         self._has_begun = False
         self._holds: set[TimeHold] = set()
+        self._is_noted = False  # since the last time was taken to be stored
+        self._mark: Mark | None = None  # the last one that is stored
         self._awaited: tuple[int, int] | None = None  # a time, and the round after which it may be stored
         self._rounds_done = 0
         self._stored_round = 0
@@ -109,6 +121,7 @@ class TimeNotes:
         if not self._has_begun:
             self._task.begin()
             self._has_begun = True
+        self._is_noted = True
         self._task.schedule(max(self._next_at, self._clock.monotonic()))
 
     def hold(self) -> TimeHold:
@@ -136,38 +149,62 @@ class TimeNotes:
             self.noted = max(self.noted, int(self._clock.time() * 1_000_000))
         return min([self.noted, *(hold.earliest for hold in self._holds)])
 
+    def _has_news(self) -> bool:
+        """Return whether there is a time to store. Lock held."""
+        return self.is_automatic or self._is_noted or self._mark is None or self.noted > self._mark.time
+
     def _step(self) -> float | None:
-        """Store the time if the events before it are stored; return when, on the clock, there is more to do."""
+        """Store the time if the events before it are stored, or only the watermark that follows from the marks now.
+
+        Return when, on the clock, there is more to do.
+        """
         with self._lock:
             if self._ended or self._has_failed():
                 return None
-            if self._awaited is None:
+            if self._awaited is None and self._has_news():
+                self._is_noted = False
                 self._awaited = self._time(), self._written_upto()
-            time, number = self._awaited
-            is_stored = self._rounds_done >= number
-        if not is_stored:
-            return None  # `on_round` goes on
+            awaited = self._awaited
+            if awaited is not None and self._rounds_done < awaited[1]:
+                return None  # `on_round` goes on
         self._next_at = self._clock.monotonic() + INTERVAL_SECONDS
-        has_followed = True
-        if time != NO_TIME:
-            try:
-                with self._storing:
-                    if self._ended:
-                        return None
-                    has_followed = self._watermarks.note(self._stream, self._writer_id, self._mark(time))
-            except (ClosedError, NotFoundError):  # the store is closed, or the stream is deleted
-                return None
-            except ReaderGroupError as error:
-                _logger.info("the event time of %s is stored later: %s", self._stream, error)
-                return self._next_at
+        try:
+            held_seconds = self._follow() if awaited is None else self._store(awaited[0])
+        except (ClosedError, NotFoundError):  # the store is closed, or the stream is deleted
+            return None
+        except ReaderGroupError as error:
+            _logger.info("the event time of %s is stored later: %s", self._stream, error)
+            return self._next_at
+        return self._due(held_seconds) if awaited is None else self._stored(awaited, held_seconds)
+
+    def _stored(self, awaited: tuple[int, int], held_seconds: float | None) -> float | None:
+        """Take note that the time is stored, and return when, on the clock, there is more to do."""
+        time, number = awaited
         with self._lock:
             self._awaited = None
             is_idle, self._stored_round = number == self._stored_round, number
-            if self.noted > time or not (has_followed or self.is_automatic):
+            if self.noted > time:
                 return self._next_at
         if not self.is_automatic:
-            return None
+            return self._due(held_seconds)
         return self._next_at + (min(_IDLE_SECONDS, self._timeout_seconds / 4) if is_idle else 0.0)
+
+    def _due(self, held_seconds: float | None) -> float | None:
+        return None if held_seconds is None else max(self._next_at, self._clock.monotonic() + held_seconds)
+
+    def _store(self, time: int) -> float | None:
+        """Store the time, unless there is none, and return as `Watermarks.note`."""
+        with self._storing:
+            if time == NO_TIME or self._ended:
+                return None
+            mark = self._mark_of(time)
+            held_seconds = self._watermarks.note(self._stream, self._writer_id, mark)
+            self._mark = mark
+            return held_seconds
+
+    def _follow(self) -> float | None:
+        """Store no new mark: a writer that notes nothing must not count for longer."""
+        return None if self._mark is None else self._watermarks.follow(self._stream, self._mark)
 
     def stop(self) -> None:
         """Store nothing more in the background."""
@@ -183,11 +220,11 @@ class TimeNotes:
         try:
             with self._storing:
                 if self._holds:  # a transaction with an unknown outcome keeps the mark until its timeout
-                    self._watermarks.note(self._stream, self._writer_id, self._mark(time))
+                    self._watermarks.note(self._stream, self._writer_id, self._mark_of(time))
                 else:
-                    self._watermarks.end(self._stream, self._writer_id, self._mark(time))
+                    self._watermarks.end(self._stream, self._writer_id, self._mark_of(time))
         except ReaderGroupError as error:
             _logger.info("the last event time of a writer of %s is not stored: %s", self._stream, error)
 
-    def _mark(self, time: int) -> Mark:
+    def _mark_of(self, time: int) -> Mark:
         return Mark(self._incarnation, time, self._clock.time(), self._timeout_seconds)

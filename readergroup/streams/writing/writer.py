@@ -69,7 +69,7 @@ from ..data.write_batch import (
     is_for_chunks,
 )
 from ..event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
-from ..event_time.noting import TimeNotes, check_not_ahead
+from ..event_time.noting import TimeNotes, check_event_time_timeout, check_not_ahead
 from ..manager import StreamManager
 from ..serializers import BytesSerializer, Serializer, check_takes_bytes, checked_dumps, checked_lists
 from ..state import StreamState
@@ -151,7 +151,7 @@ class EventWriter(Generic[T]):
     ) -> None:
         self.stream = stream
         check_duration(timeout, "timeout", or_none=True)
-        check_duration(event_time_timeout_seconds, "event_time_timeout_seconds", above_zero=True)
+        check_event_time_timeout(event_time_timeout_seconds)
         #: The most bytes of an event with its headers that `write` takes.
         self.max_event_bytes = check_max_event_bytes(max_event_bytes, manager.store)
         self.timeout = manager.timeout if timeout is None else timeout

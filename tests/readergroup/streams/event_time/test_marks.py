@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from readergroup.streams.data.block import NO_TIME
-from readergroup.streams.event_time.marks import Mark, Watermark, WatermarkHistory, watermark_of
+from readergroup.streams.event_time.marks import Mark, Watermark, WatermarkHistory, held_until, watermark_of
 from synchronizer import UnknownUpdateError
 from tests.golden import golden
 
@@ -45,6 +45,18 @@ def test_silent_writers_and_those_of_an_earlier_stream_do_not_count() -> None:
     assert watermark_of(marks, "abc", 100.0) == 7
     assert watermark_of(marks, "abc", 1000.0) is None
     assert watermark_of([], "abc", 100.0) is None
+
+
+def test_the_earliest_mark_holds_the_watermark_until_it_ends() -> None:
+    own = Mark("abc", 9, 100.0, 60.0)
+    early, later = Mark("abc", 5, 90.0, 20.0), Mark("abc", 7, 80.0, 100.0)
+    assert held_until(own, [own], 101.0) is None
+    assert held_until(own, [own, early, later], 101.0) == 110.0
+    assert held_until(own, [own, early, early._replace(stored_at=95.0)], 101.0) == 115.0
+    # It ends after the own mark; has ended; belongs to an earlier stream.
+    assert held_until(own, [own, later], 101.0) is None
+    assert held_until(own, [own, early], 111.0) is None
+    assert held_until(own, [own, early._replace(incarnation="old")], 101.0) is None
 
 
 def test_a_group_stands_between_the_last_watermark_that_it_has_passed_and_the_next() -> None:

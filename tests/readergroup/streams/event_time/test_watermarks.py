@@ -104,9 +104,49 @@ def test_a_silent_writer_counts_no_more_after_its_timeout(client: rg.Client) -> 
         until(passes)
 
 
-def mark(client: rg.Client, second: float) -> Mark:
-    clock = client.clock
-    return Mark(client.streams.fetch_state(STREAM).incarnation, microseconds_of(at(second), "time"), clock.time(), 60.0)
+def mark(client: rg.Client, second: float, timeout_seconds: float = 60.0) -> Mark:
+    time = microseconds_of(at(second), "time")
+    return Mark(client.streams.fetch_state(STREAM).incarnation, time, client.clock.time(), timeout_seconds)
+
+
+@pytest.mark.stores
+def test_the_watermark_passes_a_silent_writer_although_no_one_notes_again(client: rg.Client) -> None:
+    streams = client.streams
+    for number in range(2):
+        streams.watermarks.note(STREAM, b"dead %d" % number, mark(client, 1 + number, 1.0 + number))
+    with client.writer(STREAM) as writer:
+        writer.note_time(at(100))
+        until(lambda: len(streams.watermarks._attributes("mark/")) == 3)
+        marks = streams.watermarks._attributes("mark/")
+        until(lambda: watermark(client) == at(100))
+        assert streams.watermarks._attributes("mark/") == marks  # the writer does not count for longer
+
+
+def test_a_writer_looks_again_when_the_earliest_mark_ends(
+    reader_group_client: rg.Client, manual_clock: ManualClock
+) -> None:
+    streams = reader_group_client.streams
+    streams.create(STREAM)
+    watermarks = streams.watermarks
+    own = mark(reader_group_client, 100)
+    assert watermarks.note(STREAM, b"first", mark(reader_group_client, 1, 20.0)) is None
+    manual_clock.advance(1)
+    assert watermarks.note(STREAM, b"second", mark(reader_group_client, 2, 30.0)) == pytest.approx(19)
+    manual_clock.advance(1)
+    assert watermarks.note(STREAM, b"own", own) == pytest.approx(18)
+    manual_clock.advance(18.1)
+    assert watermarks.follow(STREAM, own) == pytest.approx(10.9)
+    assert streams.info(STREAM).watermark == at(2)
+    manual_clock.advance(11)
+    assert watermarks.follow(STREAM, own) is None
+    assert streams.info(STREAM).watermark == at(100)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 86_401, True, "5", None], ids=repr)
+def test_the_timeout_of_a_writer_is_at_most_a_day(client: rg.Client, seconds: object) -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="event_time_timeout_seconds"):
+        client.writer(STREAM, event_time_timeout_seconds=seconds)  # type: ignore[call-overload]
+    client.writer(STREAM, event_time_timeout_seconds=86_400).close()
 
 
 def test_a_stream_gets_at_most_two_watermarks_a_second(
@@ -115,13 +155,13 @@ def test_a_stream_gets_at_most_two_watermarks_a_second(
     streams = [client.streams for client in (reader_group_client, second_client)]
     streams[0].create(STREAM)
     first, second = (each.watermarks for each in streams)
-    assert first.note(STREAM, b"a", mark(reader_group_client, 1))
+    assert first.note(STREAM, b"a", mark(reader_group_client, 1)) is None
     for elsewhere in (first, second):
         manual_clock.advance(0.1)
-        assert not elsewhere.note(STREAM, b"a", mark(reader_group_client, 2))
+        assert elsewhere.note(STREAM, b"a", mark(reader_group_client, 2)) == 0
     assert streams[0].info(STREAM).watermark == at(1)
     manual_clock.advance(0.5)
-    assert second.note(STREAM, b"b", mark(reader_group_client, 3))
+    assert second.note(STREAM, b"b", mark(reader_group_client, 3)) is not None
     assert streams[0].info(STREAM).watermark == at(2)
     # A writer that ends has no later call.
     second.end(STREAM, b"b", mark(reader_group_client, 4))
