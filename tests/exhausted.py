@@ -19,7 +19,7 @@ import readergroup as rg
 from synchronizer import UnknownOutcome, open_store
 from tests.waiting import PATIENCE_SECONDS, STARTS_A_THREAD, until
 
-#: So many rounds of calls are made while something is used up, or more if it lasts.
+#: The least number of rounds of calls that are made while something is used up.
 ROUNDS = 5
 LARGE = bytes(16 << 20)
 
@@ -84,7 +84,7 @@ WAYS = {"descriptors": without_descriptors, "memory": without_memory, "threads":
 
 
 def live(connection: Connection, url: str, way: str, seconds: float = 0.0) -> None:
-    """Use something up for so many seconds, and for some rounds of calls at least."""
+    """Use something up for ``seconds``, and for `ROUNDS` rounds of calls at least."""
     try:
         _live(url, lambda: WAYS[way]() if way in WAYS else until_told(connection), seconds)
         # The boundary of a store counts what it does not know, such as that the interpreter has no memory.

@@ -28,7 +28,7 @@ from tests.waiting import CallInThread, busyness, until
 DEADLINE: Final = 60.0
 #: On an idle machine. It is less than any lease.
 AT_ONCE_SECONDS: Final = 4.0
-#: One of so many places is interrupted, from one on that the seed chooses; in the narrow form, of five times as many.
+#: One of this many places is interrupted. The seed chooses the first. The narrow form has a fifth of these places.
 ONE_IN: Final = 400
 #: Errors of a call that has waited.
 WAITED: Final = (rg.DeadlineExceededError, rg.OutcomeUnknownError, rg.StoreUnavailableError)

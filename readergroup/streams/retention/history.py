@@ -75,12 +75,12 @@ class History(NamedTuple):
 
     def thinned(self, now: float) -> Self:
         """Return the history with the samples that its precision requires, in at most `MAX_BYTES` or two samples."""
-        thinned, is_encoded = self, False
+        thinned = self
         for precision in _PRECISIONS:
             samples = tuple(_needed(thinned.samples, now, precision))
-            if is_encoded and len(samples) == len(thinned.samples):
+            if precision > PRECISION and len(samples) == len(thinned.samples):
                 continue  # encoding is what takes time
-            thinned, is_encoded = thinned._replace(samples=samples), True
+            thinned = thinned._replace(samples=samples)
             if len(samples) <= 2 or len(thinned.encode()) <= MAX_BYTES:
                 break
         return thinned

@@ -871,9 +871,8 @@ def test_a_store_that_is_away_when_a_worker_ends_ends_no_pool(
         return fetch_updates(**options)
 
     monkeypatch.setattr(group.synchronizer, "fetch_updates", away_once)
-    monkeypatch.setattr(
-        pool_module.ReaderPool, "_on_end_of_data", lambda *_: None
-    )  # the worker ends before it is heard
+    # The worker ends before the pool hears of the end of the data.
+    monkeypatch.setattr(pool_module.ReaderPool, "_on_end_of_data", lambda *_: None)
     group.pool(lambda event: handled.append(event.data.decode()), readers=1).run()
     assert handled == expected
     assert not errors

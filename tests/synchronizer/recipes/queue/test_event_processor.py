@@ -775,7 +775,7 @@ class TestThreads:
         with caplog.at_level(logging.WARNING), self.started(store, Handler(), clock=still, **options) as first:
             until(lambda: first.active, "the first holds the role")
             store.unavailable = True
-            until(lambda: "does not answer" in caplog.text, "it is told")
+            until(lambda: "does not answer" in caplog.text, "the error is logged")
             store.unavailable = False
         with self.started(store, handler := Handler(), **options) as second:
             second.add(b"0000")
@@ -788,7 +788,7 @@ class TestThreads:
             processor.add(b"0000")
             processor.drain(timeout=LONG)
             store.unavailable = True
-            until(lambda: "does not answer" in caplog.text, "it is told")
+            until(lambda: "does not answer" in caplog.text, "the error is logged")
             store.unavailable = False
             processor.add(b"0001")
             processor.drain(timeout=LONG)
