@@ -158,14 +158,17 @@ def contend(store: SegmentStore, other: SegmentStore) -> None:
             failures.append(error)
 
     assert isinstance(other, NatsStore)
-    with store.fair_lock("lock", LONG) as is_held:
-        assert is_held
-        thread = threading.Thread(target=take)
-        thread.start()
-        until(lambda: bool(other._fair_lock._waiting) or not thread.is_alive())
-        with store.fair_lock("lock", 0.05) as is_held_twice:
-            assert not is_held_twice or failures
-    thread.join(LONG)
+    thread = threading.Thread(target=take)
+    try:
+        with store.fair_lock("lock", LONG) as is_held:
+            assert is_held
+            thread.start()
+            until(lambda: bool(other._fair_lock._waiting) or not thread.is_alive())
+            with store.fair_lock("lock", 0.05) as is_held_twice:
+                assert not is_held_twice or failures
+    finally:  # also where the third is refused: the caller closes the store that the other uses
+        if thread.ident is not None:
+            thread.join(LONG)
     if failures:
         raise failures[0]
     assert results == [True]
