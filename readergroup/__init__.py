@@ -77,7 +77,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from .group.distribution import Distribution
-    from .group.lag import GroupLag, SegmentLag
+    from .group.lag import GroupLag, LagTotals, SegmentLag
     from .group.lag_notifier import LagNotification
     from .group.model.checkpoint import Checkpoint
     from .group.model.config import ReaderGroupConfig
@@ -165,6 +165,7 @@ __all__ = [
     "JsonSerializer",
     "LagNotification",
     "LagSample",
+    "LagTotals",
     "LeaderElection",
     "LeaseLostError",
     "Lock",
@@ -266,7 +267,7 @@ _MODULES = {
         "StreamExistsError WorkerError"
     ),
     ".group.distribution": "Distribution",
-    ".group.lag": "GroupLag SegmentLag",
+    ".group.lag": "GroupLag LagTotals SegmentLag",
     ".group.lag_notifier": "LagNotification",
     ".group.model.checkpoint": "Checkpoint",
     ".group.model.config": "ReaderGroupConfig",

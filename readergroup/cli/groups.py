@@ -113,7 +113,7 @@ def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     with session(context).connect() as client:
         found = client.groups.get(group).lag()
     if as_json:
-        print_json({"group": group, **_totals(found), "segments": dict(found.segments)})
+        print_json({"group": group, **found.totals._asdict(), "segments": dict(found.segments)})
     else:
         say(lag_table(found))
         say(f"\n{group} is {count(found.events, 'event')} behind ({size(found.bytes)}, {found.seconds:,.1f} s)")
@@ -232,10 +232,6 @@ def lag_table(lag: rg.GroupLag, rates: Mapping[rg.SegmentId, float] | None = Non
     ]
     numbers = ("events", "size", "seconds", *(() if rates is None else ("read",)))
     return Table("segment", "reader", *numbers, numbers=numbers, rows=rows)
-
-
-def _totals(lag: rg.GroupLag) -> dict[str, float]:
-    return {"events": lag.events, "bytes": lag.bytes, "seconds": lag.seconds}
 
 
 def _summary(name: str, state: rg.ReaderGroupState) -> dict[str, object]:

@@ -57,6 +57,15 @@ class SegmentLag(BaseModel):
         return self.unmoved_seconds >= STALLED_SECONDS
 
 
+class LagTotals(NamedTuple):
+    """How far a group is behind in all of its segments together."""
+
+    events: int
+    bytes: int
+    #: Of the segment that is furthest behind.
+    seconds: float
+
+
 class GroupLag(BaseModel):
     """How far the group is behind, per segment and in total, by the positions committed last."""
 
@@ -80,17 +89,26 @@ class GroupLag(BaseModel):
         )
 
     @property
-    def bytes(self) -> int:
-        return sum(lag.bytes for lag in self.segments.values())
+    def totals(self) -> LagTotals:
+        return LagTotals(self.events, self.bytes, self.seconds)
 
     @property
     def events(self) -> int:
         return sum(lag.events for lag in self.segments.values())
 
     @property
+    def bytes(self) -> int:
+        return sum(lag.bytes for lag in self.segments.values())
+
+    @property
     def seconds(self) -> float:
         """The lag of the segment that is furthest behind."""
         return max((lag.seconds for lag in self.segments.values()), default=0.0)
+
+    @property
+    def stalled(self) -> Mapping[SegmentId, str | None]:
+        """The segments that have `SegmentLag.stalled`, each with its reader; None: it has none."""
+        return {segment: lag.owner for segment, lag in self.segments.items() if lag.stalled}
 
 
 class Movement:

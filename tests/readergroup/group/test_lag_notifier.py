@@ -148,6 +148,7 @@ def test_a_stalled_segment_is_told_with_its_reader(client: rg.Client, clock: Man
             notifier.poll()
             clock.advance(25)
         assert group.lag().segments[FIRST].stalled
+        assert group.lag().stalled == {FIRST: "slow"}
         assert [dict(each.stalled) for each in heard] == [{}, {FIRST: "slow"}]
         assert words(heard[1]).endswith("shop/orders/0 stalls at slow")
         reader.read()
