@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
@@ -32,6 +33,7 @@ from synchronizer.liveness.keeper import is_store_unavailable
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 
+from ..closable import close_each
 from ..errors import EndOfDataError, ReaderNotInGroupError
 from ..streams.config import SegmentId, check_name, stream_of
 from ..streams.event import Event, EventBatch, Position
@@ -356,9 +358,8 @@ class Reader(Generic[T]):
             self._updater.check_position(at, "at")
         self._member.closed = self._has_left = True
         try:
-            self.stop()
-            self._progress.end()
-            self._member.leave(at)
+            # It also leaves if the batch in hand is damaged.
+            close_each([self.stop, self._progress.end, partial(self._member.leave, at)])
         except Exception:
             raise
         except BaseException:  # interrupted: it may still be in the group

@@ -13,6 +13,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.errors import CorruptDataError
+from readergroup.streams.data.block import parts_of_block
 from synchronizer import (
     CorruptStoreError,
     DeadlineExceededError,
@@ -821,6 +822,19 @@ def test_a_damaged_block_raises_and_nothing_is_skipped(world: World, process: Pr
     for _ in range(2):
         with pytest.raises(CorruptDataError):
             drain(reader)
+
+
+def test_a_reader_with_a_block_that_cannot_be_decoded_leaves_its_group(world: World, process: Process) -> None:
+    incarnation = world.admin.streams.info(STREAM).incarnation
+    block = b"".join(parts_of_block([b"\x92\xc1\xc1"], [], 2, written_at=0, writer_id=bytes(16), first_number=1))
+    for number in (0, 1):
+        world.admin.store.append(f"data/{STREAM}/{incarnation}/{number}", block)
+    reader = process.reader("r1")
+    with pytest.raises(CorruptDataError):
+        drain(reader)
+    with pytest.raises(CorruptDataError):
+        reader.close()
+    assert world.state.readers == {}
 
 
 @pytest.mark.stores
