@@ -165,6 +165,7 @@ def synchronizers(client: rg.Client) -> Sequence[str]:
 def test_a_group_with_a_listener_is_closed_with_the_client_after_its_deletion(
     client: rg.Client, elsewhere: rg.Client
 ) -> None:
+    others = set(threading.enumerate())
     create(client, "billing")
     heard: list[object] = []
     client.groups.get("billing").reader_notifier.register_listener(heard.append)
@@ -174,7 +175,8 @@ def test_a_group_with_a_listener_is_closed_with_the_client_after_its_deletion(
         client.groups.get("billing")
     gc.collect()
     client.close()
-    until(lambda: not any("of billing" in thread.name for thread in threading.enumerate()), seconds=30)
+    begun = [thread for thread in threading.enumerate() if thread not in others and "of billing" in thread.name]
+    until(lambda: not any(thread.is_alive() for thread in begun), f"the end of {begun}", seconds=30)
 
 
 def test_a_group_in_use_outlives_its_deletion_and_is_closed_with_the_client(
