@@ -97,6 +97,7 @@ class PackedRows:
             codes: For each event, the index of its key in ``names``; None if no event has a key.
             headers: Maps of strings to binary values, none of them null; null or empty for an event without headers.
         """
+        assert not events.null_count, "a null would make the block unreadable"
         sizes = pyarrow.compute.binary_length(events).dictionary_encode()
         prefixes = pyarrow.array(map(_bin_prefix, sizes.dictionary.to_pylist()), pyarrow.binary())
         elements = pyarrow.compute.binary_join_element_wise(prefixes.take(sizes.indices), events, b"")
@@ -230,7 +231,9 @@ def sizes_of_headers(headers: pyarrow.MapArray) -> NDArray[numpy.int64]:
     first, last = int(offsets[0]), int(offsets[-1])
     keys, items = headers.keys[first:last], headers.items[first:last]
     ends = numpy.zeros(len(keys) + 1, numpy.int64)
-    ends[1:] = (lengths(keys).to_numpy() + lengths(items).to_numpy() + ELEMENT_BYTES).cumsum()
+    # Below a null, a map may have a value that is null.
+    sizes_of = [lengths(each).fill_null(0).to_numpy() for each in (keys, items)]
+    ends[1:] = (sizes_of[0] + sizes_of[1] + ELEMENT_BYTES).cumsum()
     sizes: NDArray[numpy.int64] = numpy.diff(ends[offsets - first])
     return sizes
 

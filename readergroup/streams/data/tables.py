@@ -86,10 +86,8 @@ def pieces_of_table(
     events = _column(found, data, "data")
     keys = None if routing_key is None else _column(found, routing_key, "routing_key")
     maps = None if headers is None else _column(found, headers, "headers")
-    if events.null_count:
-        raise InvalidArgumentError(
-            "an event is null; remove such rows from the table", column=data, nulls=events.null_count
-        )
+    if nulls := sum(map(_nulls, events.chunks)):
+        raise InvalidArgumentError("an event is null; remove such rows from the table", column=data, nulls=nulls)
     events = _checked_type(events, data, "data", binary=True)
     if keys is not None:
         keys = _checked_keys(keys, str(routing_key))
@@ -150,6 +148,13 @@ def _column(table: pyarrow.Table, name: str, argument: str) -> pyarrow.ChunkedAr
     return table[name]
 
 
+def _nulls(chunk: pyarrow.Array) -> int:
+    """Return how many values are null; the null of a dictionary is not in its ``null_count``."""
+    if not types.is_dictionary(chunk.type) or not chunk.dictionary.null_count:
+        return int(chunk.null_count)
+    return int(chunk.dictionary.take(chunk.indices).null_count)
+
+
 def _checked_type(column: pyarrow.ChunkedArray, name: str, argument: str, *, binary: bool) -> pyarrow.ChunkedArray:
     """Return the column of text, or of bytes if ``binary``, in a form that can be measured."""
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
@@ -180,7 +185,7 @@ def _checked_keys(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedArr
     column = _checked_type(column, name, "routing_key", binary=False)
     _check_valid(column, name)
     for chunk in column.chunks:
-        keys = chunk.dictionary if types.is_dictionary(chunk.type) else chunk
+        keys = chunk.dictionary.take(chunk.indices.unique()) if types.is_dictionary(chunk.type) else chunk
         longest = pyarrow.compute.max(pyarrow.compute.utf8_length(keys)).as_py() or 0
         if longest > MAX_KEY_LENGTH:
             raise InvalidArgumentError(
@@ -197,9 +202,16 @@ def _checked_headers(column: pyarrow.ChunkedArray, name: str) -> pyarrow.Chunked
             "the column of headers must hold maps of text to bytes; cast it", column=name, type=str(column.type)
         ) from error
     _check_valid(column, name)
-    if any(chunk.keys.null_count or chunk.items.null_count for chunk in column.chunks):
+    if any(map(_has_null_entries, column.chunks)):
         raise InvalidArgumentError("the name or the value of a header is null; leave it out", column=name)
     return column
+
+
+def _has_null_entries(maps: pyarrow.MapArray) -> bool:
+    if not (maps.keys.null_count or maps.items.null_count):
+        return False
+    used = maps.filter(maps.is_valid())  # a copy, without the entries outside a slice and those below a null
+    return bool(used.keys.null_count or used.items.null_count)
 
 
 def _check_valid(column: pyarrow.ChunkedArray, name: str) -> None:
@@ -210,8 +222,9 @@ def _check_valid(column: pyarrow.ChunkedArray, name: str) -> None:
 
 
 def _one_array(column: pyarrow.ChunkedArray, start: int, end: int, kind: pyarrow.DataType) -> Any:
-    part = column.slice(start, end - start)
-    return (part.chunk(0) if part.num_chunks == 1 else part.combine_chunks()).cast(kind)  # combining always copies
+    # Dictionaries of two chunks may be too many values together for the type of their indices.
+    parts = [chunk.cast(kind) for chunk in column.slice(start, end - start).chunks]
+    return parts[0] if len(parts) == 1 else pyarrow.chunked_array(parts, kind).combine_chunks()  # which copies
 
 
 def _lengths(column: pyarrow.ChunkedArray) -> NDArray[numpy.int64]:

@@ -240,9 +240,13 @@ class Staging(Generic[T]):
             )
         return self._part
 
+    def give_up(self) -> None:
+        """Take no more events, and do not let this part be finished."""
+        self._given_up = True
+
     def discard(self) -> None:
         """Delete the staged events. If the part may be about to be committed, abort its key instead."""
-        self._given_up = True
+        self.give_up()
         backoff = self._backoff()
         for name in staged_segments(self._prefix, self._name, self._numbers):
             backoff.retry(partial(self._store.forget, name))
@@ -306,7 +310,7 @@ class Staging(Generic[T]):
         try:
             yield
         except BaseException:
-            self._given_up = True
+            self.give_up()
             raise
 
     def _store_batch(self, staging: _SegmentStaging, batch: EncodedBatch) -> None:

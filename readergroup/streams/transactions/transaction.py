@@ -196,7 +196,7 @@ class Transaction(Generic[T]):
     def write_batch(self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None) -> None:
         """Write many events of the transaction at once, as `EventWriter.write_batch`.
 
-        A call that fails after some events were staged ends the transaction.
+        A call that fails after some events were staged, or is interrupted, ends the transaction.
         """
         with loading():
             from ..data.tables import pieces_of_lists
@@ -210,7 +210,7 @@ class Transaction(Generic[T]):
     ) -> None:
         """Write the rows of a table in the transaction, as `EventWriter.write_arrow`.
 
-        A call that fails after some events were staged ends the transaction.
+        A call that fails after some events were staged, or is interrupted, ends the transaction.
         """
         with loading():
             from ..data.tables import pieces_of_table
@@ -220,10 +220,15 @@ class Transaction(Generic[T]):
         self._write_pieces(pieces_of_table(table, data, routing_key, headers, self.stream))
 
     def _write_pieces(self, pieces: Iterable[PackedRows]) -> None:
-        for rows in pieces:
-            staging = self._staged()
-            for batch in rows.batches(staging.segment_of):
-                staging.write_encoded(staging.encode(batch))
+        try:
+            for rows in pieces:
+                staging = self._staged()
+                for batch in rows.batches(staging.segment_of):
+                    staging.write_encoded(staging.encode(batch))
+        except BaseException:  # also an interrupt: a part of the events must not be committed
+            if self._staging is not None:
+                self._staging.give_up()
+            raise
 
     def _staged(self) -> Staging[T]:
         """Return the part that holds the events, which the first of them begins."""

@@ -415,7 +415,7 @@ class EventWriter(Generic[T]):
         """Write many events at once, as one `write` for each in this order, but several times as fast.
 
         If the call raises, it has written the first ``events_written`` events, by the facts of the error, and none of
-        the others; without this fact, none.
+        the others; without this fact, none. An interrupt, such as Ctrl-C, has a note of how many there are at least.
 
         Args:
             events: Values that the serializer takes, each at most 8 MiB.
@@ -440,7 +440,7 @@ class EventWriter(Generic[T]):
         """Write the rows of a table, as one `write` for each in their order, without Python code per event.
 
         If the call raises, it has written the first ``events_written`` rows, by the facts of the error, and none of
-        the others; without this fact, none.
+        the others; without this fact, none. An interrupt, such as Ctrl-C, has a note of how many there are at least.
 
         Args:
             table: A table or record batch of pyarrow, or another object that exports Arrow data, such as a DataFrame
@@ -467,15 +467,19 @@ class EventWriter(Generic[T]):
         written = 0
         with self._lock:
             self._check_usable()
-        for rows in pieces:
-            try:
+        try:
+            for rows in pieces:
                 self._write_rows(rows)
-            except ReaderGroupError as error:
-                if not written:
-                    raise
-                facts = {**error.facts, "events_written": written}
-                raise type(error)("the call wrote only its first events", **facts) from error
-            written += len(rows)
+                written += len(rows)
+        except ReaderGroupError as error:
+            if not written:
+                raise
+            facts = {**error.facts, "events_written": written}
+            raise type(error)("the call wrote only its first events", **facts) from error
+        except BaseException as error:
+            if written:
+                error.add_note(f"The call wrote its first {written} events, or a few thousand more.")
+            raise
 
     def _write_rows(self, rows: PackedRows) -> None:
         """Write all these events, or raise and write none."""

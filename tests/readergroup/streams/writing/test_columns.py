@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow
+import pyarrow.compute
 import pytest
 
 import readergroup as rg
@@ -259,6 +260,34 @@ def test_an_interrupt_while_batches_are_added_writes_none_of_them(
     assert stored(client) == expected(rows, way)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("small_pieces")
+def test_an_interrupt_between_pieces_notes_what_is_written_and_ends_a_transaction(
+    client: rg.Client, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, of, left = rows_of(4, 300), tables.PackedRows.of, [0]
+
+    def interrupted(*arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return of(*arguments)
+
+    monkeypatch.setattr(tables.PackedRows, "of", interrupted)
+    with client.writer(STREAM) as writer:
+        txn, left[0] = writer.transaction(), 3
+        with pytest.raises(KeyboardInterrupt):
+            WAYS[way](txn, rows)
+        with pytest.raises(rg.ClosedError):
+            txn.commit()
+        assert events_of(client) == []
+        left[0] = 3
+        with pytest.raises(KeyboardInterrupt) as caught:
+            WAYS[way](writer, rows)
+    (note,) = caught.value.__notes__
+    assert f"first {len(events_of(client))} events" in note
+
+
 # ---------------------------------------------------------------------- what is taken
 
 
@@ -284,6 +313,13 @@ def column_of(values: list[str | None], kind: pyarrow.DataType) -> pyarrow.Array
     return pyarrow.array(values).cast(kind)
 
 
+def dictionary(indices: list[int], values: list[str | None]) -> pyarrow.DictionaryArray:
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices, pyarrow.int8()), pyarrow.array(values))
+
+
+NULL_HEADER: Final = pyarrow.array([[("a", b"1")], [("b", None)]], pyarrow.map_(pyarrow.string(), pyarrow.binary()))
+
+
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 @pytest.mark.parametrize("key_kind", TEXTS, ids=str)
 def test_columns_of_bytes_and_of_text_are_taken(
@@ -297,6 +333,34 @@ def test_columns_of_bytes_and_of_text_are_taken(
         writer.write_arrow(table.to_batches()[0], data="payload")
     found = sorted((event.data, event.routing_key or "") for event in events_of(client))
     assert found == sorted([(b"def", ""), (b"ghi", "b"), (b"abc", ""), (b"def", ""), (b"ghi", "")])
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_chunks_with_different_dictionaries_are_taken(client: rg.Client) -> None:
+    """Together they have too many values for the type of their indices."""
+    parts = [[f"{part}{number}" for number in range(100)] for part in "ab"]
+    column = pyarrow.chunked_array([dictionary(list(range(100)), part) for part in parts])
+    with client.writer(STREAM) as writer:
+        writer.write_arrow(
+            pyarrow.table({"payload": column, "customer": column}), data="payload", routing_key="customer"
+        )
+    assert stored(client) == by_key([(name.encode(), name, None) for part in parts for name in part])
+
+
+def test_what_is_outside_the_rows_of_a_table_is_not_checked(client: rg.Client) -> None:
+    table = pyarrow.table(
+        {
+            "payload": dictionary([0, 0], ["event", None]),
+            "customer": dictionary([0, 1], ["key", None, "k" * 5000]),
+        }
+    )
+    below_null = pyarrow.compute.if_else(pyarrow.array([True, False]), NULL_HEADER, None)
+    for headers in (NULL_HEADER.slice(0, 1), below_null):
+        part = table.slice(0, len(headers)).append_column("extra", headers)
+        with client.writer(STREAM) as writer:
+            writer.write_arrow(part, data="payload", routing_key="customer", headers="extra")
+    row = (b"event", "key", {"a": b"1"})
+    assert stored(client) == by_key([row, row, (b"event", None, None)])
 
 
 def test_a_data_frame_is_taken(client: rg.Client) -> None:
@@ -388,6 +452,9 @@ def test_one_event_is_not_taken_for_several(client: rg.Client, one: Any) -> None
         (GOOD, {"data": "payload", "headers": "customer"}, "maps of text to bytes"),
         (pyarrow.table({"payload": [b"1", None]}), {"data": "payload"}, "an event is null"),
         (pyarrow.table({"payload": [None]}), {"data": "payload"}, "an event is null"),
+        (pyarrow.table({"payload": dictionary([0, 1, 0], ["a", None])}), {"data": "payload"}, "an event is null"),
+        (pyarrow.table({"payload": ["1"], "extra": NULL_HEADER.slice(1)}), {"data": "payload", "headers": "extra"},
+         "the value of a header is null"),
         (pyarrow.table([[b"1"], [b"2"]], ["payload", "payload"]), {"data": "payload"}, "must name one column"),
         ({"payload": [b"1"]}, {"data": "payload"}, "table must be an Arrow table"),
         ([b"1"], {"data": "payload"}, "table must be an Arrow table"),
