@@ -44,10 +44,12 @@ from .file_lock import are_locked_by_another, try_lock_bytes
 from .side_file import open_side_file
 
 _SLOTS: Final = 32
-_SLOT_BYTES: Final = 8 * 1024
+_SLOT_BYTES: Final = 72 * 1024
 _HEADER_BYTES: Final = 4096
-#: The largest request and the largest answers.
-MAX_BYTES: Final = 4000
+#: The largest request. To hand over the gate for a request of this size would take longer than to copy it.
+MAX_REQUEST_BYTES: Final = 64 * 1024
+#: The largest answers to a request.
+MAX_ANSWERS_BYTES: Final = 4000
 #: A leader takes no request whose owner has not renewed it for this time.
 _STALE_MS: Final = 250
 #: Clocks of two processors may differ a little.
@@ -67,7 +69,7 @@ _WAKE_UPS, _REQUEST, _REPLY, _REQUEST_BYTES, _REQUEST_CHECKSUM, _ANSWERS_BYTES, 
 _COMMIT: Final = 8
 _DATABASE: Final = 9  # two words
 _REQUEST_AT: Final = 128
-_ANSWERS_AT: Final = _REQUEST_AT + MAX_BYTES
+_ANSWERS_AT: Final = _REQUEST_AT + MAX_REQUEST_BYTES
 _HALF_BITS: Final = 32
 _HALF_WORD: Final = (1 << _HALF_BITS) - 1
 _FLAG_BITS: Final = 3
@@ -148,8 +150,9 @@ class CommitSlots:
         self._open()
         if self._file is None:
             return
-        for slot in range(_SLOTS):
-            with suppress(OSError):
+        with suppress(OSError):
+            for slot in range(_SLOTS):
+                self._allocate(self._file, self._at(slot), _SLOT_BYTES)
                 if try_lock_bytes(self._file.fileno(), slot, 1):
                     return self._begin(slot)
 
@@ -164,7 +167,7 @@ class CommitSlots:
 
     def post(self, request: bytes) -> None:
         """Offer a request to the next leader. An empty one is not taken, but its owner is woken to lead."""
-        assert self._own is not None and len(request) <= MAX_BYTES
+        assert self._own is not None and len(request) <= MAX_REQUEST_BYTES
         base = self._own_base
         self._number = self._number % _MAX_NUMBER + 1
         # Each time, because the file may have been cut off since.
@@ -214,7 +217,7 @@ class CommitSlots:
         if self._own is None:
             return None
         base, at = self._own_base, self._at(self._own) + _ANSWERS_AT
-        answers = self._memory[at : at + min(self._words[base + _ANSWERS_BYTES], MAX_BYTES)]
+        answers = self._memory[at : at + min(self._words[base + _ANSWERS_BYTES], MAX_ANSWERS_BYTES)]
         return answers if _checksum(answers, self._number) == self._words[base + _ANSWERS_CHECKSUM] else None
 
     def withdraw(self) -> bool:
@@ -326,7 +329,7 @@ class CommitSlots:
     def _request(self, slot: int, number: int) -> bytes | None:
         """Return the request that was marked as taken, unless its owner has withdrawn it or it is damaged."""
         base, at = self._base(slot), self._at(slot) + _REQUEST_AT
-        data = self._memory[at : at + min(self._words[base + _REQUEST_BYTES], MAX_BYTES)]
+        data = self._memory[at : at + min(self._words[base + _REQUEST_BYTES], MAX_REQUEST_BYTES)]
         if self._words[base + _REQUEST] == _word(number, _POSTED) and (
             _checksum(data, number) == self._words[base + _REQUEST_CHECKSUM]
         ):
@@ -374,10 +377,18 @@ class CommitSlots:
         # From another open file than that of the locks: `mmap` duplicates its descriptor, and a forked child keeps it.
         file = open_side_file(self._path, self._database)
         try:
-            os.posix_fallocate(file.fileno(), 0, _SIZE)  # a write to memory without disk space would end the process
+            size = os.fstat(file.fileno()).st_size
+            os.truncate(file.fileno(), max(size, _SIZE))
+            # Each process allocates its slot when it claims it. A file that was cut off may have lost allocated ones.
+            self._allocate(file, 0, _SIZE if 0 < size < _SIZE else _HEADER_BYTES)
             return mmap.mmap(file.fileno(), _SIZE)
         finally:
             close_own(file)
+
+    @staticmethod
+    def _allocate(file: FileIO, start: int, size: int) -> None:
+        """Allocate room on the disk, without which a write to memory would end the process."""
+        os.posix_fallocate(file.fileno(), start, size)
 
     def _is_whole(self) -> bool:
         """Return whether the file is open, and not cut off: access to memory behind its end would end the process."""

@@ -13,8 +13,8 @@ from synchronizer.store import ANY, Append, Appended, AppendResult, AttributeCha
 
 from . import steps as sqlite_steps
 
-#: The largest append that another process may commit. A larger one costs more to hand over than its own flush.
-MAX_BYTES: Final = 2048
+#: The largest append that another process may commit: one with its names and attributes has room in a slot.
+MAX_BYTES: Final = 60_000
 #: No segment is so long: its length is a signed integer of 64 bits.
 _LONGER_THAN_ANY: Final = 1 << 63
 #: Each answer takes less than 32 bytes if the append was written, so the answers always have room.

@@ -12,7 +12,7 @@ from synchronizer.errors import OutcomeUnknownError, ReaderGroupError
 
 from . import requests as sqlite_requests
 from . import rows as sqlite_rows
-from .commit_slots import MAX_BYTES, CommitSlots, Reply, Taken, commit_after
+from .commit_slots import MAX_ANSWERS_BYTES, MAX_REQUEST_BYTES, CommitSlots, Reply, Taken, commit_after
 from .file_lock import Gate
 from .group_commit import Step, StepBatch
 from .requests import Request, Result
@@ -108,7 +108,7 @@ class SharedCommit:
         """
         self.is_answered = False
         encoded = sqlite_requests.encode(request)
-        if self._waits_without_request > 0 or not self._slots.can_post or len(encoded) > MAX_BYTES:
+        if self._waits_without_request > 0 or not self._slots.can_post or len(encoded) > MAX_REQUEST_BYTES:
             return None
         try:
             self._slots.post(encoded)
@@ -206,7 +206,7 @@ class SharedCommit:
         requests: list[Request] = []
         for taken in self._taken:
             those = sqlite_requests.decode(taken.request)
-            self._slots.prepare(taken, sqlite_requests.answer(connection, those, MAX_BYTES))
+            self._slots.prepare(taken, sqlite_requests.answer(connection, those, MAX_ANSWERS_BYTES))
             requests += those
         if requests:
             sqlite_rows.set_last_shared_commit(connection, commit)
@@ -243,7 +243,7 @@ def _requests(batch: StepBatch[sqlite3.Connection]) -> tuple[list[Step[sqlite3.C
     """Admit the steps that another process can run and that have room in a slot; return them and their requests."""
     handed_over: list[Step[sqlite3.Connection]] = []
     encoded: list[bytes] = []
-    bytes_left, appends_left = MAX_BYTES, sqlite_requests.MAX_APPENDS
+    bytes_left, appends_left = MAX_REQUEST_BYTES, sqlite_requests.MAX_APPENDS
 
     def fits(step: Step[sqlite3.Connection]) -> bool:
         nonlocal bytes_left, appends_left

@@ -4,7 +4,7 @@ The store keeps these files next to ``shop.db`` and SQLite's own ``-wal`` and ``
 
 - ``shop.db.lock`` and ``shop.db.lock.next``: the gate, a lock that all writers and checkpoints take. SQLite's own
   waiting starves processes, and SQLite before 3.51.3 can damage a file when a checkpoint meets a writer.
-- ``shop.db.slots``: memory that processes share, so that one commits for those that wait (module `commit_slots`).
+- ``shop.db.requests``: memory that processes share, so that one commits for those that wait (module `commit_slots`).
 - ``shop.db.fair``: the fair locks.
 - ``shop.db.notify``: touched after each commit that a process may be waiting for.
 - ``shop.db.reserve``: disk space that is released when the disk is full (module `wal`).
@@ -150,7 +150,7 @@ class SqliteStore(SegmentStore):
             opened.callback(self._close_connections)
             self._gate = Gate(f"{self._path}.lock", self._path)
             opened.callback(self._gate.close)
-            self._slots = CommitSlots(f"{self._path}.slots", self._path)
+            self._slots = CommitSlots(f"{self._path}.requests", self._path)
             opened.callback(self._slots.close)
             self._notify = NotifyFile(f"{self._path}.notify", self._path)
             opened.callback(self._notify.close)

@@ -13,7 +13,7 @@ from synchronizer.errors import NotFoundError
 from synchronizer.store import ANY, Append, Appended, AttributeChange, Conflict
 from synchronizer.stores.checks import check_appends
 from synchronizer.stores.sqlite import requests as sqlite_requests
-from synchronizer.stores.sqlite.commit_slots import MAX_BYTES
+from synchronizer.stores.sqlite.commit_slots import MAX_ANSWERS_BYTES
 from synchronizer.stores.sqlite.group_commit import Step, StepBatch
 from synchronizer.stores.sqlite.requests import _LONGER_THAN_ANY, MAX_APPENDS, Request
 from synchronizer.stores.sqlite.shared_commit import _requests
@@ -63,8 +63,8 @@ class Answer(NamedTuple):
 def answered(results: Sequence[Any]) -> list[Any]:
     """What the owner of requests with these results reads."""
     nowhere = cast(sqlite3.Connection, None)
-    data = sqlite_requests.answer(nowhere, cast("list[Request]", list(map(Answer, results))), MAX_BYTES)
-    assert len(data) <= MAX_BYTES
+    data = sqlite_requests.answer(nowhere, cast("list[Request]", list(map(Answer, results))), MAX_ANSWERS_BYTES)
+    assert len(data) <= MAX_ANSWERS_BYTES
     return sqlite_requests.decode_answers(data)
 
 
@@ -89,7 +89,7 @@ def test_answers_arrive_as_they_were_or_not_at_all(results: list[Any]) -> None:
 
 
 def test_a_conflict_is_answered_if_there_is_room() -> None:
-    fits, too_large = Conflict(1, bytes(1500), {"a": None}), Conflict(1, bytes(MAX_BYTES))
+    fits, too_large = Conflict(1, bytes(1500), {"a": None}), Conflict(1, bytes(MAX_ANSWERS_BYTES))
     assert answered([fits, too_large, {"s": fits}, {"s": Conflict(2)}]) == [fits, None, None, {"s": Conflict(2)}]
 
 
@@ -119,7 +119,7 @@ def handed_over(sent: list[Request]) -> list[Request]:
         return []
     steps: list[Step[sqlite3.Connection]] = [Step(each.run, request=each) for each in sent]
     handed, data = _requests(StepBatch(steps[0], lambda place: steps[place:]))
-    assert len(data) <= MAX_BYTES
+    assert len(data) <= MAX_ANSWERS_BYTES
     arrived = sqlite_requests.decode(data) if data else []
     assert arrived == [step.request for step in handed] == sent[: len(arrived)]
     return arrived

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -37,6 +38,8 @@ from .gates import give_slot, held, is_locked, is_posted, patient_processes
 pytestmark = pytest.mark.skipif(not CommitSlots.is_available(), reason="no shared commits on this system")
 
 STORES = 4
+#: An append of so many bytes has no room in a slot.
+TOO_LARGE = sqlite_requests.MAX_BYTES + 1
 
 
 class Line:
@@ -47,7 +50,7 @@ class Line:
         self._threads = ThreadPoolExecutor()
         self.stores = [SqliteStore(self.path, write_timeout=write_timeout) for _ in range(STORES)]
         self.gate = Gate(f"{self.path}.lock", self.path)
-        self.slots = CommitSlots(f"{self.path}.slots", self.path)
+        self.slots = CommitSlots(f"{self.path}.requests", self.path)
         self.stores[0].create("s")
         for store in self.stores:
             self.let_wait_once(store)
@@ -91,14 +94,40 @@ def impatient_line(tmp_path: Path) -> Iterator[Line]:
     line.close()
 
 
-def test_all_that_wait_are_committed_at_once(line: Line) -> None:
+@pytest.mark.parametrize("size", [8, sqlite_requests.MAX_BYTES])
+def test_all_that_wait_are_committed_at_once(line: Line, size: int) -> None:
     line.gate.acquire(PATIENCE_SECONDS)
-    calls = [line.call(store.append, "s", b"12345678") for store in line.stores]
+    calls = [line.call(store.append, "s", bytes([number]) * size) for number, store in enumerate(line.stores)]
     until(lambda: line.waiting(STORES))
     line.gate.release()
-    assert sorted(call.result(PATIENCE_SECONDS).offset for call in calls) == [0, 8, 16, 24]
+    offsets = [call.result(PATIENCE_SECONDS).offset for call in calls]
+    assert sorted(offsets) == [size * number for number in range(STORES)]
     assert line.last_commit() >> commit_slots._RANDOM_BITS == 1
-    assert line.stores[0].info("s").length == 32
+    for number, offset in enumerate(offsets):
+        assert line.stores[0].read("s", offset, size) == bytes([number]) * size
+
+
+def test_the_file_takes_room_only_for_slots_that_are_used(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.db")
+    with SqliteStore(path), closing(CommitSlots(f"{path}.requests", path)) as slots:
+        assert os.stat(f"{path}.requests").st_blocks * 512 <= 8192
+        slots.claim()
+        assert os.stat(f"{path}.requests").st_blocks * 512 <= 8192 + commit_slots._SLOT_BYTES
+
+
+def test_a_process_without_room_for_a_slot_takes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    path = str(tmp_path / "store.db")
+    with SqliteStore(path), closing(CommitSlots(f"{path}.requests", path)) as slots:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            slots.claim()
+        assert not slots.can_post
+        with closing(CommitSlots(f"{path}.requests", path)) as other:
+            other.claim()
+            assert other.can_post and other._own == 0
 
 
 def test_each_call_gets_its_own_answer(line: Line) -> None:
@@ -163,7 +192,7 @@ def test_a_request_whose_leader_died_after_the_commit_is_not_run_again(line: Lin
     (taken,) = line.slots.take(line.last_commit(), commit)
     writer.execute("BEGIN IMMEDIATE")
     requests = sqlite_requests.decode(taken.request)
-    line.slots.prepare(taken, sqlite_requests.answer(writer, requests, commit_slots.MAX_BYTES))
+    line.slots.prepare(taken, sqlite_requests.answer(writer, requests, commit_slots.MAX_ANSWERS_BYTES))
     sqlite_rows.set_last_shared_commit(writer, commit)
     writer.execute("COMMIT")
     with closing(FileWatch(f"{line.path}.notify")) as watch:
@@ -189,7 +218,7 @@ def test_a_request_of_a_dead_leader_is_not_taken_for_one_of_leaders_with_another
     commits: int, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have the same database, but somebody has deleted the file of slots in between."""
-    os.unlink(f"{line.path}.slots")
+    os.unlink(f"{line.path}.requests")
     others = [SqliteStore(line.path, write_timeout=PATIENCE_SECONDS) for _ in range(2)]
     for other in others:
         line.let_wait_once(other)
@@ -369,7 +398,7 @@ def test_an_append_that_waits_too_long_when_the_file_is_cut_off_may_be_stored(
 
 def withdraw_while_the_file_is_cut_off(line: Line, slots: CommitSlots) -> bool:
     """The file is whole again afterwards, with all that was posted."""
-    path = f"{line.path}.slots"
+    path = f"{line.path}.requests"
     os.truncate(path, commit_slots._SIZE - 1)
     try:
         return CommitSlots.withdraw(slots)
@@ -501,7 +530,7 @@ def test_a_leader_that_stops_leaves_an_unknown_outcome(impatient_line: Line) -> 
 
 def test_a_request_that_is_withdrawn_while_it_is_taken_is_not_run(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.gate.acquire(PATIENCE_SECONDS)
-    owner = CommitSlots(f"{line.path}.slots", line.path)
+    owner = CommitSlots(f"{line.path}.requests", line.path)
     owner.claim()
     owner.post(b"request")
     barrier = futex.wake
@@ -519,7 +548,7 @@ def test_a_request_that_is_withdrawn_while_it_is_taken_is_not_run(line: Line, mo
 
 def test_what_a_killed_process_posted_is_not_taken(line: Line) -> None:
     line.gate.acquire(PATIENCE_SECONDS)
-    owner = CommitSlots(f"{line.path}.slots", line.path)
+    owner = CommitSlots(f"{line.path}.requests", line.path)
     owner.claim()
     owner.post(b"request")
     assert owner._file is not None
@@ -531,7 +560,7 @@ def test_what_a_killed_process_posted_is_not_taken(line: Line) -> None:
 
 def test_what_a_process_posted_that_waits_no_longer_is_not_taken(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.gate.acquire(PATIENCE_SECONDS)
-    owner = CommitSlots(f"{line.path}.slots", line.path)
+    owner = CommitSlots(f"{line.path}.requests", line.path)
     owner.claim()
     now = commit_slots._now_ms()
     monkeypatch.setattr(commit_slots, "_now_ms", lambda: now)
@@ -557,7 +586,7 @@ def test_a_damaged_request_is_run_by_its_owner(line: Line) -> None:
 
 
 def test_a_request_that_was_lost_with_its_file_may_have_been_taken(line: Line) -> None:
-    file, slots = f"{line.path}.slots", line.slots
+    file, slots = f"{line.path}.requests", line.slots
     slots.claim()
     slots.post(b"request")
     assert slots.reply is Reply.NONE
@@ -572,7 +601,7 @@ def test_a_flipped_bit_lets_no_leader_take_a_request_that_its_owner_runs(line: L
     """Whichever word of a request is damaged, and whenever: its owner knows nothing, and no leader takes it."""
     owner = line.slots
     owner.claim()
-    with closing(CommitSlots(f"{line.path}.slots", line.path)) as leader:
+    with closing(CommitSlots(f"{line.path}.requests", line.path)) as leader:
 
         def take() -> list[Taken]:
             return leader.take(line.last_commit(), commit_after(line.last_commit()))
@@ -601,7 +630,7 @@ def test_a_flipped_bit_lets_no_leader_take_a_request_that_its_owner_runs(line: L
 def test_damage_of_a_reply_is_undone_when_its_leader_settles(line: Line) -> None:
     owner = line.slots
     owner.claim()
-    with closing(CommitSlots(f"{line.path}.slots", line.path)) as leader:
+    with closing(CommitSlots(f"{line.path}.requests", line.path)) as leader:
         owner.post(b"request")
         taken = leader.take(line.last_commit(), commit_after(line.last_commit()))
         owner._words[owner._own_base + commit_slots._REPLY] = 0
@@ -615,7 +644,7 @@ def test_numbers_of_requests_repeat(line: Line) -> None:
     owner = line.slots
     owner._number = commit_slots._MAX_NUMBER - 1
     owner.claim()
-    with closing(CommitSlots(f"{line.path}.slots", line.path)) as leader:
+    with closing(CommitSlots(f"{line.path}.requests", line.path)) as leader:
         for _ in range(3):
             owner.post(b"request")
             taken = leader.take(line.last_commit(), commit_after(line.last_commit()))
@@ -630,7 +659,7 @@ def test_requests_for_another_database_are_not_taken(line: Line, tmp_path: Path)
     until(line.waiting)
     other = tmp_path / "other.db"
     other.touch()
-    slots = CommitSlots(f"{line.path}.slots", str(other))
+    slots = CommitSlots(f"{line.path}.requests", str(other))
     assert slots.are_posted()
     assert slots.take(0, 1) == []
     commit = commit_after(line.last_commit())
@@ -651,7 +680,7 @@ def test_a_slot_is_free_when_its_process_closes_or_ends_though_its_child_lives(i
         impatient_line.gate.acquire(PATIENCE_SECONDS)
         held = {store._slots._own for store in impatient_line.stores}
         impatient_line.stores[-1].close()
-        owner = CommitSlots(f"{impatient_line.path}.slots", impatient_line.path)
+        owner = CommitSlots(f"{impatient_line.path}.requests", impatient_line.path)
         owner.claim()
         assert owner._own in held
         owner.close()
@@ -763,15 +792,15 @@ def test_a_leader_waits_a_moment_for_the_next_requests(line: Line, monkeypatch: 
         until(lambda: line.waiting(4))
     assert all(isinstance(each, Appended) for call in calls for each in call.result(PATIENCE_SECONDS))
     monkeypatch.setattr(others[0]._gate, "try_to_acquire", Gate.try_to_acquire.__get__(others[0]._gate))
-    last = line.call(others[0].append, "s", bytes(8000))
+    last = line.call(others[0].append, "s", bytes(TOO_LARGE))
     assert own.result(PATIENCE_SECONDS) == Appended(0, 1)
-    assert last.result(PATIENCE_SECONDS) == Appended(10, 8010)
+    assert last.result(PATIENCE_SECONDS) == Appended(10, 10 + TOO_LARGE)
     assert {*committed_by[:-1]} == {leader} and committed_by[-1] is others[0]
 
 
 @pytest.mark.parametrize(
     ("slice_seconds", "calls", "last"),
-    [(0.0, 3, b"2"), (PATIENCE_SECONDS, 1, b"2"), (PATIENCE_SECONDS, 3, bytes(8000))],
+    [(0.0, 3, b"2"), (PATIENCE_SECONDS, 1, b"2"), (PATIENCE_SECONDS, 3, bytes(TOO_LARGE))],
     ids=["after its time slice", "for one process", "while one must have the gate itself"],
 )
 def test_a_leader_does_not_commit_again(
@@ -911,7 +940,7 @@ def test_whatever_happens_to_the_file_each_append_has_one_outcome(
     ended = threading.Event()
 
     def damage() -> None:
-        with open(f"{impatient_line.path}.slots", "r+b", buffering=0) as file:
+        with open(f"{impatient_line.path}.requests", "r+b", buffering=0) as file:
             while not ended.wait(0.001):
                 damage_once(file.fileno(), chance)
 
@@ -954,7 +983,7 @@ def go_on_after_the_cut(path: Path) -> None:
 
 def cut_off(line: Line) -> None:
     """The file is cut off while no thread touches it: in the middle of an access it ends the process, as in SQLite."""
-    os.truncate(f"{line.path}.slots", 0)
+    os.truncate(f"{line.path}.requests", 0)
     line.stores[0]._slots.wait(0, 0.0)  # after a look that came before the cut
     assert all(isinstance(store.append("s", b"1"), Appended) for store in line.stores)
     for store in line.stores:
@@ -972,7 +1001,7 @@ def cut_off(line: Line) -> None:
         for _ in calls:
             assert is_waiting.acquire(timeout=PATIENCE_SECONDS)
         assert line.waiting(STORES)  # they share it again
-        os.truncate(f"{line.path}.slots", 100)
+        os.truncate(f"{line.path}.requests", 100)
         is_cut_off.set()
         assert all(isinstance(call.result(PATIENCE_SECONDS), UnknownOutcome) for call in calls)
     line.gate.release()

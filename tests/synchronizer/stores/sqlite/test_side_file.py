@@ -18,7 +18,7 @@ from ..users import NOBODY, as_nobody
 
 #: Without these the store does not open.
 NEEDED = (".lock", ".lock.next", ".notify", ".fair", ".reserve")
-SUFFIXES = (*NEEDED, ".slots")
+SUFFIXES = (*NEEDED, ".requests")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
 
@@ -79,7 +79,7 @@ def test_what_is_not_a_file_is_refused(path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("found", ["link", "pipe"])
 def test_neither_is_used_for_the_slots_without_which_the_store_works_too(path: Path, found: str) -> None:
     use(path)
-    slots, other = Path(f"{path}.slots"), path.with_name("other")
+    slots, other = Path(f"{path}.requests"), path.with_name("other")
     other.write_bytes(b"kept")
     before = other.stat()
     slots.unlink()
