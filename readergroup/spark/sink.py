@@ -153,7 +153,7 @@ class _Sink:
                     staging, events = stagings[stream], checked_events(of_stream)
                     if with_digests:
                         digests[stream].add(*events)
-                    for batch in events.packed().batches(staging.segment_of):
+                    for batch in events.packed().batches(staging.segments_of):
                         storing.append(thread.submit(staging.write_encoded, staging.encode(batch)))
                         if len(storing) > _BATCHES_AHEAD:
                             storing.popleft().result()

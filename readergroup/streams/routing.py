@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import mmh3
@@ -43,6 +43,11 @@ class Routes:
     def segment_of(self, routing_key: str) -> int:
         """Return the number of the segment for the key's events."""
         return self.segment_at(key_position(routing_key))
+
+    def segments_of(self, routing_keys: Iterable[str | None], keyless: int) -> list[int]:
+        """Return the numbers of the segments for events of these keys, and ``keyless`` for each None."""
+        lows, segments = self._lows, self.segments
+        return [keyless if key is None else segments[bisect_right(lows, key_position(key)) - 1] for key in routing_keys]
 
     def segment_at(self, position: float) -> int:
         return self.segments[bisect_right(self._lows, position) - 1]

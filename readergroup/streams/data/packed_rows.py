@@ -14,6 +14,7 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from .block import ELEMENT_BYTES, MAX_BLOCK_BYTES, Buffer, are_few_keys, packed, parts_of_block
+from .write_batch import SegmentsOf
 
 #: The size of one append to a segment. The store waits for its disk once per append.
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -25,9 +26,9 @@ class _Names:
     def __init__(self, names: Sequence[str | None]) -> None:
         self.names = names
         #: How many bytes each counts.
-        self.sizes = numpy.array([len(name or "") for name in names])
+        self.sizes = numpy.fromiter((len(name or "") for name in names), numpy.int64, len(names))
         #: Each as a block holds it.
-        self.packed = pyarrow.array(map(packed, names), pyarrow.binary())
+        self.packed = _packed_names(names)
 
     def columns(self, codes: NDArray[numpy.int32], ends: Sequence[int]) -> Iterator[Sequence[Buffer]]:
         """Iterate over the columns, in parts, of the keys of blocks with these ends: what `encode_block` makes of them.
@@ -98,24 +99,19 @@ class PackedRows:
             headers: Maps of strings to binary values, none of them null; null or empty for an event without headers.
         """
         assert not events.null_count, "a null would make the block unreadable"
-        sizes = pyarrow.compute.binary_length(events).dictionary_encode()
-        prefixes = pyarrow.array(map(_bin_prefix, sizes.dictionary.to_pylist()), pyarrow.binary())
-        elements = pyarrow.compute.binary_join_element_wise(prefixes.take(sizes.indices), events, b"")
-        return cls(elements, _Names(names), codes, headers)
+        return cls(_with_prefixes(events, _bin_prefix), _Names(names), codes, headers)
 
     def __len__(self) -> int:
         return len(self.elements)
 
-    def batches(self, segment_of: Callable[[str | None], int], limit: int = BATCH_BYTES) -> Iterator[PackedBatch]:
+    def batches(self, segments_of: SegmentsOf, limit: int = BATCH_BYTES) -> Iterator[PackedBatch]:
         """Iterate over the events in batches of at most ``limit`` bytes, or of one event, each for one segment.
 
         The routing key of an event selects its segment. Events of one segment keep their order.
         """
         if not len(self):
             return
-        segments, ranks = numpy.unique(
-            numpy.array([segment_of(name) for name in self._names.names]), return_inverse=True
-        )
+        segments, ranks = numpy.unique(segments_of(self._names.names), return_inverse=True)
         rows, bounds = self, [0, len(self)]
         if self._codes is not None and len(segments) > 1:
             by_segment = ranks.astype(numpy.int16)[self._codes]  # a stream has fewer segments than int16 has values
@@ -192,9 +188,9 @@ class PackedBatch:
             )
         )
 
-    def split(self, segment_of: Callable[[str | None], int]) -> Iterator[PackedBatch]:
+    def split(self, segments_of: SegmentsOf) -> Iterator[PackedBatch]:
         """Iterate over the same events, in order, in batches for other segments."""
-        return self._rows.part(self.events.start, self.events.stop).batches(segment_of)
+        return self._rows.part(self.events.start, self.events.stop).batches(segments_of)
 
 
 def numbered_keys(
@@ -238,6 +234,24 @@ def sizes_of_headers(headers: pyarrow.MapArray) -> NDArray[numpy.int64]:
     return sizes
 
 
+def _packed_names(names: Sequence[str | None]) -> pyarrow.BinaryArray:
+    """Return each as a ``str`` of msgpack, and None as its ``nil``."""
+    try:
+        texts = pyarrow.array(names, pyarrow.string()).cast(pyarrow.binary())
+    except UnicodeEncodeError:  # one has lone surrogates
+        return pyarrow.array(map(packed, names), pyarrow.binary())
+    return _with_prefixes(texts, _str_prefix).fill_null(packed(None))
+
+
+def _with_prefixes(values: pyarrow.BinaryArray, prefix_of: Callable[[int], bytes]) -> pyarrow.BinaryArray:
+    """Put before each value the prefix for its size; null stays."""
+    sizes = pyarrow.compute.binary_length(values).dictionary_encode()
+    prefixes = pyarrow.array(
+        [None if size is None else prefix_of(size) for size in sizes.dictionary.to_pylist()], pyarrow.binary()
+    )
+    return pyarrow.compute.binary_join_element_wise(prefixes.take(sizes.indices), values, b"")
+
+
 def _bytes_of(values: pyarrow.BinaryArray, start: int, end: int) -> Buffer:
     """Return the bytes of these values of an array that begins with its buffers, one after the other."""
     _, ends, data = values.buffers()
@@ -252,6 +266,15 @@ def _array_prefix(count: int) -> bytes:
     if count < 65_536:
         return struct.pack(">BH", 0xDC, count)
     return struct.pack(">BI", 0xDD, count)
+
+
+def _str_prefix(size: int) -> bytes:
+    """Return the bytes that msgpack puts before a ``str`` of this size."""
+    if size < 32:
+        return struct.pack(">B", 0xA0 + size)
+    if size < 256:
+        return struct.pack(">BB", 0xD9, size)
+    return struct.pack(">BH", 0xDA, size)  # the longest key is shorter than 65,536 bytes
 
 
 def _bin_prefix(size: int) -> bytes:

@@ -24,6 +24,8 @@ BATCH_BYTES: Final = 1024 * 1024
 #: A write waits while the events that are written and not yet stored are over this many bytes.
 MAX_UNSTORED_BYTES: Final = 16 * 1024 * 1024
 MAX_KEY_LENGTH: Final = 4096
+#: Returns the segment for the events of each routing key.
+SegmentsOf = Callable[[Sequence[str | None]], Sequence[int]]
 #: For how many routing keys a writer remembers the segment.
 KNOWN_KEYS: Final = 50_000
 #: What an event costs in addition to its bytes and key.
@@ -118,7 +120,7 @@ class Batch(Protocol):
     @property
     def size(self) -> int: ...
     def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes: ...
-    def split(self, segment_of: Callable[[str | None], int]) -> Iterable[Batch]: ...
+    def split(self, segments_of: SegmentsOf) -> Iterable[Batch]: ...
 
 
 class WriteBatch:
@@ -166,11 +168,11 @@ class WriteBatch:
         headers = sum(headers_bytes(each) for each in self.headers or () if each)
         self.size = sum(map(len, self.events)) + keys + headers + EVENT_BYTES * len(self.events)
 
-    def split(self, segment_of: Callable[[str | None], int]) -> Iterable[WriteBatch]:
+    def split(self, segments_of: SegmentsOf) -> Iterable[WriteBatch]:
         """Return the same events, in order, in batches for other segments."""
         parts: dict[int, WriteBatch] = {}
-        for index, (event, key) in enumerate(zip(self.events, self.keys, strict=True)):
-            segment = segment_of(key)
+        segments = segments_of(self.keys)
+        for index, (event, key, segment) in enumerate(zip(self.events, self.keys, segments, strict=True)):
             if segment not in parts:
                 parts[segment] = WriteBatch(segment)
             headers = self.headers[index] if self.headers else None

@@ -9,7 +9,7 @@ meanwhile, the part continues as it began, and the merge divides its events anew
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -207,8 +207,12 @@ class Staging(Generic[T]):
             return self._find_keyless().number
         return self._find(routing_key).number
 
+    def segments_of(self, routing_keys: Sequence[str | None]) -> Sequence[int]:
+        """Return the segments of the stream for events of these keys."""
+        return self._routes.segments_of(routing_keys, self.segment_of(None))
+
     def encode(self, batch: Batch) -> EncodedBatch:
-        """Encode events for one segment, from `segment_of`, for `write_encoded`. Other threads may write meanwhile."""
+        """Encode events for one segment, from `segments_of`, for `write_encoded`. Other threads may write meanwhile."""
         data = batch.encode(self._encoded + 1, self._writer_id, int(self._clock.time() * 1_000_000))
         self._encoded += len(batch.events)
         return EncodedBatch(batch.segment, data)

@@ -223,7 +223,7 @@ class Transaction(Generic[T]):
         try:
             for rows in pieces:
                 staging = self._staged()
-                for batch in rows.batches(staging.segment_of):
+                for batch in rows.batches(staging.segments_of):
                     staging.write_encoded(staging.encode(batch))
         except BaseException:  # also an interrupt: a part of the events must not be committed
             if self._staging is not None:

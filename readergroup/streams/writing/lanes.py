@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable
-from functools import lru_cache
+from functools import partial
 from itertools import cycle
 
 from ..data.write_batch import KNOWN_KEYS, Batch, WriteBatch, check_key
@@ -55,8 +55,6 @@ class Lanes:
     def follow(self, state: StreamState) -> None:
         """Begin with the segments of this epoch. The events in the lanes were taken before."""
         self._routes = state.routes
-        #: Remembers the segments of keys, and may be called without the lock.
-        self.segment_of = lru_cache(KNOWN_KEYS)(self._routes.segment_of)
         self._stream = state.name
         self._lanes = {number: Lane(number) for number in state.current}
         # Writers start at different segments, so that events without a key spread even if each writer has few.
@@ -119,5 +117,4 @@ class Lanes:
         if batch.segment in self._lanes:
             return [batch]
         # All events without a key stay together, because they may be of one `write_many`.
-        keyless, segment_of = next(self._round_robin), self._routes.segment_of
-        return batch.split(lambda key: keyless if key is None else segment_of(key))
+        return batch.split(partial(self._routes.segments_of, keyless=next(self._round_robin)))

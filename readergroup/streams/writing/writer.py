@@ -412,7 +412,7 @@ class EventWriter(Generic[T]):
         return self._rounds_taken + self._lanes.have_events
 
     def write_batch(self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None) -> None:
-        """Write many events at once, as one `write` for each in this order, but several times as fast.
+        """Write many events at once, as one `write` for each in this order, but faster, above all with few keys.
 
         If the call raises, it has written the first ``events_written`` events, by the facts of the error, and none of
         the others; without this fact, none. An interrupt, such as Ctrl-C, has a note of how many there are at least.
@@ -437,7 +437,9 @@ class EventWriter(Generic[T]):
     def write_arrow(
         self, table: object, *, data: str, routing_key: str | None = None, headers: str | None = None
     ) -> None:
-        """Write the rows of a table, as one `write` for each in their order, without Python code per event.
+        """Write the rows of a table, as one `write` for each in their order, without Python code for each.
+
+        Each different key takes some Python code, and so do headers.
 
         If the call raises, it has written the first ``events_written`` rows, by the facts of the error, and none of
         the others; without this fact, none. An interrupt, such as Ctrl-C, has a note of how many there are at least.
@@ -488,9 +490,9 @@ class EventWriter(Generic[T]):
                 self._wait_for_room()
             with self._lock:
                 self._check_writable()
-                state, keyless, segment_of = self._state, self._lanes.next_keyless(), self._lanes.segment_of
+                state, keyless = self._state, self._lanes.next_keyless()
             # Without the lock, so that the sending thread goes on meanwhile.
-            batches = list(rows.batches(lambda key: keyless if key is None else segment_of(key)))  # noqa: B023
+            batches = list(rows.batches(partial(state.routes.segments_of, keyless=keyless)))
             with self._lock:
                 self._check_writable()
                 if self._state is not state:  # the stream was scaled meanwhile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import msgpack
 import pyarrow
@@ -16,6 +16,7 @@ import readergroup as rg
 from readergroup.streams.data.block import MAX_BLOCK_BYTES, Block, headers_bytes, parse_blocks
 from readergroup.streams.data.columns import schema
 from readergroup.streams.data.packed_rows import BATCH_BYTES, PackedBatch, PackedRows, numbered_keys, sizes_of_headers
+from readergroup.streams.data.write_batch import SegmentsOf
 from readergroup.streams.transactions.transaction import Transactions
 
 STREAM = "shop/orders"
@@ -25,7 +26,13 @@ HEADERS_TYPE = schema(["headers"]).field(0).type
 Row = tuple[bytes, str | None]
 Headers = dict[str, bytes] | None
 
-KEYS = st.none() | st.sampled_from(["", "a", "ключ"]) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+#: Where the prefix of msgpack changes.
+LONG_KEYS = ["k" * 31, "k" * 32, "ü" * 16, "k" * 255, "k" * 256, "€" * 4096]
+KEYS = (
+    st.none()
+    | st.sampled_from(["", "a", "ключ", *LONG_KEYS])
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+)
 EVENTS = st.binary(max_size=20) | st.sampled_from([255, 256, 65_535, 65_536, 200_000]).map(bytes)
 HEADERS = st.none() | st.dictionaries(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=3), st.binary(max_size=3) | st.just(bytes(70_000))
@@ -41,21 +48,25 @@ def client(store_url: str) -> Iterator[rg.Client]:
 def batches_by_segment(
     events: pyarrow.BinaryArray,
     keys: pyarrow.StringArray | None,
-    segment_of: Callable[[str | None], int],
+    segments_of: SegmentsOf,
     headers: pyarrow.MapArray | None = None,
 ) -> Iterator[PackedBatch]:
-    return PackedRows.of(events, *numbered_keys(keys), headers).batches(segment_of)
+    return PackedRows.of(events, *numbered_keys(keys), headers).batches(segments_of)
 
 
 def segment_of(key: str | None) -> int:
     return 7 if key is None else zlib.crc32(key.encode()) % 5
 
 
+def segments_of(keys: Sequence[str | None]) -> list[int]:
+    return [segment_of(key) for key in keys]
+
+
 def encoded(rows: list[Row], *, keys: bool = True, headers: pyarrow.MapArray | None = None) -> dict[int, list[Block]]:
     events = pyarrow.array([event for event, _ in rows], pyarrow.binary())
     names = pyarrow.array([key for _, key in rows], pyarrow.string()) if keys else None
     blocks: dict[int, list[Block]] = defaultdict(list)
-    for batch in batches_by_segment(events, names, segment_of, headers):
+    for batch in batches_by_segment(events, names, segments_of, headers):
         found, needed = parse_blocks("segment", 0, batch.encode(1, WRITER, 12))
         assert not needed
         assert [block.first_number for block in found][0] == 1
@@ -126,7 +137,7 @@ def test_batches_are_staged_with_what_is_written_one_by_one(client: rg.Client) -
         for start in (100, 500):
             events = pyarrow.array([event for event, _ in rows[start : start + 400]], pyarrow.binary())
             keys = pyarrow.array([key for _, key in rows[start : start + 400]])
-            for batch in batches_by_segment(events, keys, staging.segment_of):
+            for batch in batches_by_segment(events, keys, staging.segments_of):
                 staging.write_encoded(staging.encode(batch))
         for event, key in rows[900:]:
             staging.write(event, key)
@@ -142,4 +153,4 @@ def test_batches_are_staged_with_what_is_written_one_by_one(client: rg.Client) -
 
 @pytest.mark.parametrize("keys", [None, pyarrow.array([], pyarrow.string())])
 def test_nothing_makes_no_batch(keys: pyarrow.StringArray | None) -> None:
-    assert not list(batches_by_segment(pyarrow.array([], pyarrow.binary()), keys, segment_of))
+    assert not list(batches_by_segment(pyarrow.array([], pyarrow.binary()), keys, segments_of))
