@@ -198,6 +198,8 @@ class ReaderGroupManager:
             return {**changes, **kept}
 
         group.synchronizer.delete(attributes=with_them)
+        with self._lock:
+            self._groups.let_go(name)
         self._clear_waiting(name)
 
     def _clear_waiting(self, name: str) -> None:

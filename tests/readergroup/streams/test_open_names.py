@@ -155,6 +155,14 @@ def test_a_stream_that_this_client_deletes_leaves_the_memory_at_once(client: rg.
     assert synchronizers(client) == []
 
 
+def test_groups_that_this_client_deletes_leave_the_memory_at_once(client: rg.Client) -> None:
+    client.streams.create("shop/orders")
+    for number in range(50):
+        client.groups.create(f"billing-{number}", streams=["shop/orders"])
+        client.groups.delete(f"billing-{number}")
+    assert synchronizers(client) == ["stream/shop/orders"]
+
+
 def synchronizers(client: rg.Client) -> Sequence[str]:
     """The segments of the states that the client has in memory."""
     gc.collect()
@@ -162,15 +170,16 @@ def synchronizers(client: rg.Client) -> Sequence[str]:
     return [each.segment for each in found if each.store is client.store]
 
 
+@pytest.mark.parametrize("deletes", ["this client", "another process"])
 def test_a_group_with_a_listener_is_closed_with_the_client_after_its_deletion(
-    client: rg.Client, elsewhere: rg.Client
+    client: rg.Client, elsewhere: rg.Client, deletes: str
 ) -> None:
     others = set(threading.enumerate())
     create(client, "billing")
     heard: list[object] = []
     client.groups.get("billing").reader_notifier.register_listener(heard.append)
     until(lambda: heard)
-    delete(elsewhere, "billing")
+    delete(client if deletes == "this client" else elsewhere, "billing")
     with pytest.raises(rg.NotFoundError):
         client.groups.get("billing")
     gc.collect()
