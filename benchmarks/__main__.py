@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Final
@@ -30,7 +30,7 @@ from .outbox import outbox
 from .reading import iterate, read_batch
 from .recipes import bounded, recipes
 from .report import Measured, compared, run_of, show
-from .results import STORED, load, save
+from .results import STORED, Run, load, save
 from .retaining import retain
 from .serving import serve
 from .sharing import share
@@ -118,7 +118,7 @@ def main(
         save(file, [])  # a file that cannot be written fails now, not after an hour
     stored, runs, results = load(STORED), [], []
     for store in stores or STORES:
-        measured = list(_run_on(store, names or (BENCHMARKS if store == "sqlite" else ON_SERVERS)))
+        measured = list(_run_on(store, names or (BENCHMARKS if store == "sqlite" else ON_SERVERS), stored))
         runs.append(run_of(store, measured))
         results += compared(store, measured, stored)
     if file is not None:
@@ -134,7 +134,7 @@ def _check_known(names: Iterable[str], known: Collection[str]) -> None:
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
 
 
-def _run_on(name: str, benchmarks: Iterable[str]) -> Iterator[Measured]:
+def _run_on(name: str, benchmarks: Iterable[str], stored: Sequence[Run]) -> Iterator[Measured]:
     """The figures on one store, whose server runs meanwhile."""
     with ExitStack() as running:
         try:
@@ -145,17 +145,24 @@ def _run_on(name: str, benchmarks: Iterable[str]) -> Iterator[Measured]:
         status = running.enter_context(Console(stderr=True).status(""))
         for benchmark in benchmarks:
             status.update(f"{store.title}, {benchmark}: {BENCHMARKS[benchmark].__doc__ or ''}")
-            for result in _run(benchmark, store):
+            is_stored = any(run.store == name and benchmark in run.figures for run in stored)
+            for result in _run(benchmark, store, is_stored=is_stored):
                 yield Measured(store.title, benchmark, result)
 
 
-def _run(name: str, store: Store) -> Iterator[Result]:
+def _run(name: str, store: Store, *, is_stored: bool) -> Iterator[Result]:
     """The figures of one benchmark; where it fails, that, so that the others are measured nevertheless."""
+    yields_nothing = True
     try:
-        yield from BENCHMARKS[name](store)
+        for result in BENCHMARKS[name](store):
+            yields_nothing = False
+            yield result
     except Exception as error:
         Console(stderr=True).print_exception()
         yield Skipped("not measured", f"{type(error).__name__}: {error}", failed=True)
+    else:
+        if yields_nothing and is_stored:
+            yield Skipped("not measured", "it yielded nothing, although figures of it are stored", failed=True)
 
 
 if __name__ == "__main__":

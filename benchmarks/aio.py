@@ -38,7 +38,7 @@ def aio(store: Store) -> Iterator[Result]:
         yield Figure(
             what=f"{WRITES} awaited durable writes at once compared with one after the other",
             value=ratio(together, one),
-            unit="x",
+            unit="×",
             target=10,
             beside=f"{wall(together):,.0f} and {wall(one):,.0f} writes/s",
         )

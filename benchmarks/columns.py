@@ -76,7 +76,7 @@ def columns(store: Store) -> Iterator[Result]:
     is_sqlite = isinstance(store, SqliteStore)
     for what, rates, target, parquet in (
         ("write_arrow with a routing key until flush returns", tables, 2_000_000, parquet_written),
-        ("write_batch of lists with routing keys until flush returns", lists, None, parquet_written),
+        ("write_batch of lists with routing keys until flush returns", lists, 2_000_000, parquet_written),
         (f"read_arrow through a group, columns {' and '.join(FEW)}", few, 8_000_000, parquet_read),
         ("read_arrow through a group, all default columns", all_columns, None, parquet_read),
     ):

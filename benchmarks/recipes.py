@@ -4,7 +4,7 @@ log stays short."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count
@@ -16,12 +16,14 @@ from synchronizer.store import Appended, SegmentStore
 
 from . import valkey, zookeeper
 from .figure import Figure, Result, Skipped
-from .measuring import PAYLOAD, Rate, alternate, folder, rate, wall
+from .measuring import PAYLOAD, Rate, alternate, folder, rate, ratio, wall
 from .stores import Store
 
 CALLS_A_ROUND = 100
 ROUNDS = 5
 RAW_LOG: Final = "bench/recipes"
+LOCK: Final = "Lock, acquired and released"
+VALKEY: Final = "redis-py on Valkey"
 
 PUTS = 100_000
 KEYS = 100
@@ -40,7 +42,7 @@ def recipes(store: Store) -> Iterator[Result]:
         ours = running.enter_context(_ours(segments))
         others: dict[str, Calls] = {"a bare append": dict.fromkeys(ours, _appender(segments))}
         for name, peer, missing in (
-            ("redis-py on Valkey", _on_valkey, valkey.NoValkey),
+            (VALKEY, _on_valkey, valkey.NoValkey),
             ("kazoo on ZooKeeper", _on_zookeeper, zookeeper.NoZooKeeper),
         ):
             try:
@@ -52,12 +54,14 @@ def recipes(store: Store) -> Iterator[Result]:
             rates, *theirs = alternate(
                 ROUNDS, partial(_rate, call), *(partial(_rate, each) for each in beside.values())
             )
-            yield Figure(
-                what=what,
-                value=wall(rates),
-                unit="/s",
-                beside=", ".join(f"{name} {wall(each):,.0f}" for name, each in zip(beside, theirs, strict=True)),
-            )
+            yield from _figures(what, rates, dict(zip(beside, theirs, strict=True)))
+
+
+def _figures(what: str, rates: Sequence[Rate], beside: Mapping[str, Sequence[Rate]]) -> Iterator[Figure]:
+    others = ", ".join(f"{name} {wall(each):,.0f}" for name, each in beside.items())
+    yield Figure(what=what, value=wall(rates), unit="/s", beside=others)
+    if what == LOCK and VALKEY in beside:
+        yield Figure(what=f"{what}, compared with {VALKEY}", value=ratio(rates, beside[VALKEY]), unit="×", target=1)
 
 
 @contextmanager
@@ -83,7 +87,7 @@ def _ours(store: SegmentStore) -> Iterator[Calls]:
             "SharedMap.put": lambda: prices.put("pear", next(numbers)),
             "SharedCounter.add": counter.add,
             "EventQueue.add": partial(queue.add, PAYLOAD),
-            "Lock, acquired and released": acquire,
+            LOCK: acquire,
             "LeaderElection, campaign and resign": campaign,
         }
 
@@ -101,7 +105,7 @@ def _on_valkey(place: Path) -> Iterator[Calls]:
             "SharedMap.put": lambda: client.hset("map", "pear", next(numbers)),
             "SharedCounter.add": lambda: client.incr("counter"),
             "EventQueue.add": lambda: client.rpush("queue", PAYLOAD),
-            "Lock, acquired and released": acquire,
+            LOCK: acquire,
         }
 
 
@@ -120,7 +124,7 @@ def _on_zookeeper(place: Path) -> Iterator[Calls]:
             "SharedMap.put": lambda: client.set("/map", b"%d" % next(numbers)),
             "SharedCounter.add": lambda: counter + 1,
             "EventQueue.add": partial(queue.put, PAYLOAD),
-            "Lock, acquired and released": acquire,
+            LOCK: acquire,
             "LeaderElection, campaign and resign": lambda: election.run(lambda: None),
         }
 

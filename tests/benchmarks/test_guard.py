@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import benchmarks.__main__ as command
 from benchmarks.figure import Figure, Result, Skipped
 from benchmarks.report import Measured, compared, run_of
-from benchmarks.results import Run, save
+from benchmarks.results import STORED, Run, load, save
 from benchmarks.stores import Store
 
 
@@ -80,3 +80,26 @@ def test_the_command_fails_for_a_ratio_that_fell_only_when_asked(
     assert CliRunner().invoke(app, [*arguments, "--check"]).exit_code == int(says)
     (written,) = json.loads((tmp_path / "new" / "run.json").read_text())
     assert written["figures"]["iterate"][0]["value"] == 2
+
+
+@pytest.mark.parametrize("store", ["sqlite", "nats"])
+def test_a_benchmark_that_yields_nothing_fails_if_figures_of_it_are_stored(
+    store: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure(store: Store) -> Iterator[Result]:
+        yield from ()
+
+    before = Run(store=store, title="", commit="", date="", machine={}, figures={"iterate": [ratio(2)]})
+    save(tmp_path / "stored.json", [before])
+    monkeypatch.setattr(command, "STORED", tmp_path / "stored.json")
+    monkeypatch.setattr(command, "BENCHMARKS", {"iterate": measure})
+    app = command.typer.Typer()
+    app.command()(command.main)
+    done = CliRunner().invoke(app, ["iterate", "--store", "sqlite", "--check"])
+    assert (done.exit_code, "it yielded nothing" in done.output) == ((1, True) if store == "sqlite" else (0, False))
+
+
+def test_every_stored_comparison_is_a_ratio() -> None:
+    figures = [figure for run in load(STORED) for rows in run.figures.values() for figure in rows]
+    compared = {figure.what: figure.unit for figure in figures if "compared with" in figure.what}
+    assert set(compared.values()) <= {"×", "%"}, compared
