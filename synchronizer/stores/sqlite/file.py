@@ -7,6 +7,7 @@ would be gone: the next process would see no other user, and delete the write-ah
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -25,6 +26,8 @@ from synchronizer.errors import (
 from .identity import OpenFile, check_forked, id_of
 
 APPLICATION_ID: Final = int.from_bytes(b"RGss", "big")
+#: Of the files that the store keeps next to its file.
+_LONGEST_SUFFIX: Final = ".lock.next"
 
 
 class Header(NamedTuple):
@@ -61,6 +64,19 @@ def open_file(
         raise
 
 
+def check_name(path: str) -> None:
+    """Refuse a path that leaves no room for the names of the files next to it."""
+    try:
+        os.stat(f"{path}{_LONGEST_SUFFIX}")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidArgumentError(
+                f"the name of the SQLite file is too long: the files next to it need {len(_LONGEST_SUFFIX)} bytes "
+                "more; choose a shorter one",
+                path=path,
+            ) from error
+
+
 def check_path(path: str, *, must_exist: bool) -> None:
     """Refuse a path that cannot be a store, without opening it."""
     directory = os.path.dirname(path)
@@ -70,7 +86,7 @@ def check_path(path: str, *, must_exist: bool) -> None:
         found = os.stat(path)
     except FileNotFoundError:
         found = None
-    except OSError as error:  # a loop of links, a name that is too long
+    except OSError as error:  # such as a loop of links
         raise StoreUnavailableError("the SQLite file cannot be found; correct its path", error=str(error)) from error
     if found and stat.S_ISDIR(found.st_mode):
         raise InvalidArgumentError("the path of the SQLite file is a directory; name a file in it", path=path)

@@ -136,6 +136,7 @@ class SqliteStore(SegmentStore):
         )
         # The lock files must have one name, whichever link the file is opened through.
         self._path = os.path.realpath(path)
+        sqlite_file.check_name(self._path)
         self._clock = clock or SystemClock()
         self._write_timeout = write_timeout
         self._process_id = os.getpid()

@@ -115,6 +115,19 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     assert not missing.exists()
 
 
+@pytest.mark.parametrize("length", [245, 246, 252, 256])
+def test_a_name_that_leaves_no_room_for_the_files_next_to_it_is_refused(tmp_path: Path, length: int) -> None:
+    url = f"sqlite:///{tmp_path / ('f' * length)}"
+    if length <= 255 - len(".lock.next"):
+        with open_store(url) as store:
+            store.create("s")
+            assert max(len(each.name) for each in tmp_path.iterdir()) == length + len(".lock.next")
+    else:
+        with pytest.raises(InvalidArgumentError, match="is too long: the files next to it need 10 bytes more"):
+            open_store(url)
+        assert not list(tmp_path.iterdir())
+
+
 def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="is a directory"):
         open_store(f"sqlite:///{tmp_path}")
