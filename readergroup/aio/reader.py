@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +23,7 @@ from synchronizer.threads.loading import loading
 
 from ..errors import EndOfDataError
 from ..group.prefetching import InterruptibleDeadline, PrefetchingReader
-from ..group.reader import EVENTS_AHEAD
+from ..group.reader import ARROW_BYTES, EVENTS_AHEAD
 from ..group.reader_group import ReaderGroup
 from ..group.time_windows import TimeWindow
 from ..scaling.awaiting import run_on
@@ -33,6 +34,8 @@ from .calls import Calls, close_threads
 from .facade import Plain
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from ..group.following import Claims
     from ..sinks.sql_sink import SqlSink
     from ..telemetry.counters import GroupCounters
@@ -156,6 +159,36 @@ class Reader(Generic[T]):
             self._wrapped.hand_out_all(batch)
             return batch
 
+    async def read_arrow(
+        self, max_bytes: int = ARROW_BYTES, timeout: float | None = None, *, columns: Sequence[str] | None = None
+    ) -> pyarrow.RecordBatch:
+        """Return the next events of one segment as an Arrow record batch; one without rows if none came in time.
+
+        The events are processed, and committed, as those of `read_batch`. A cancelled call loses none.
+
+        Args:
+            max_bytes: The most bytes that the events take in the store. A single event may have more. Default: 1 MiB.
+            timeout: Seconds to wait; 0 does not wait. Default: the client's.
+            columns: As of `EventBatch.to_arrow`.
+
+        Raises:
+            UnsupportedError: pyarrow is not installed.
+            InvalidArgumentError: A column is unknown or named twice, or there is none.
+            ReaderGroupError: As `Reader.read`.
+        """
+        check_count(max_bytes, "max_bytes")
+        with loading():
+            from ..streams.data.columns import record_batch, schema
+
+        wanted = schema(columns)
+        with self._in_read():
+            batch = await self._next_batch(sys.maxsize, self._new_deadline(timeout), max_bytes)
+            if batch is None:
+                return record_batch((), SegmentId(""), wanted)
+            arrow = batch.to_arrow(columns)  # if it fails, the events are read again
+            self._wrapped.hand_out_all(batch)
+            return arrow
+
     async def batches(self, max_events: int = 1000) -> AsyncIterator[EventBatch[T]]:
         """Iterate over batches of at most ``max_events``, waiting for more, until the end of the data or `stop`."""
         check_count(max_events, "max_events")
@@ -273,21 +306,23 @@ class Reader(Generic[T]):
         finally:
             self._is_awaited = False
 
-    async def _next_batch(self, max_events: int, deadline: InterruptibleDeadline) -> EventBatch[T] | None:
+    async def _next_batch(
+        self, max_events: int, deadline: InterruptibleDeadline, max_bytes: int | None = None
+    ) -> EventBatch[T] | None:
         """Return the next batch, in hand with none of it handed out; None at the deadline, or if stopped."""
         while not self._wrapped.stopped:
-            if self._fetching is None and (batch := self._wrapped.take_in_hand(max_events)) is not None:
-                self._prefetch(max_events, batch)
+            if self._fetching is None and (batch := self._wrapped.take_in_hand(max_events, max_bytes)) is not None:
+                self._prefetch(max_events, max_bytes, batch)
                 return batch
-            if not await self._fetch(max_events, deadline):
+            if not await self._fetch(max_events, deadline, max_bytes):
                 break
         return None
 
-    async def _fetch(self, max_events: int, deadline: InterruptibleDeadline) -> bool:
+    async def _fetch(self, max_events: int, deadline: InterruptibleDeadline, max_bytes: int | None) -> bool:
         """Let the thread take a batch in hand; return whether there may be one."""
         if self._fetching is None:
             self._deadline = deadline
-            self._fetching = self._thread.start(partial(self._wrapped.fetch, max_events, deadline))
+            self._fetching = self._thread.start(partial(self._wrapped.fetch, max_events, deadline, max_bytes))
         fetching, is_own = self._fetching, self._deadline is deadline
         try:
             # Neither a cancellation nor a deadline ends it: the next read gets its outcome.
@@ -301,9 +336,9 @@ class Reader(Generic[T]):
         self._fetching = self._deadline = None
         return fetching.result() or (not is_own and not deadline.passed)
 
-    def _prefetch(self, max_events: int, batch: EventBatch[T]) -> None:
+    def _prefetch(self, max_events: int, max_bytes: int | None, batch: EventBatch[T]) -> None:
         if len(batch) >= min(_PREFETCH_FROM_EVENTS, max_events):
-            self._thread.run(partial(self._wrapped.prefetch, max_events))
+            self._thread.run(partial(self._wrapped.prefetch, max_events, max_bytes))
 
 
 #: How long closing waits for the reading thread.

@@ -195,7 +195,8 @@ class AssignedSegments(Generic[T]):
         self._held: dict[SegmentId, AssignedSegment[T]] = {}
         self._look_at_idle_at = 0.0
         self._is_idle_known = False  # the current call has just waited for the idle ones
-        self._max_bytes: int | None = None  # of the batch that the current call returns
+        #: Of the batch that `take` returns.
+        self.max_bytes: int | None = None
         #: The one that `take` asks, or asked when it raised.
         self.asked: AssignedSegment[T] | None = None
 
@@ -252,7 +253,7 @@ class AssignedSegments(Generic[T]):
         while self._ready:
             self._ready.rotate(-1)  # whatever this one yields, the others come first next time
             assigned = self.asked = self._ready[-1]
-            batch = assigned.take(max_events, self._max_bytes)
+            batch = assigned.take(max_events, self.max_bytes)
             if batch is not None:
                 return assigned, batch
             self._ready.pop()
@@ -287,7 +288,7 @@ class AssignedSegments(Generic[T]):
         The idle segments are not known to have nothing.
         """
         self._is_idle_known = False
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
 
     def has_waited(self) -> None:
         """Note that the current call has just waited for the idle segments."""

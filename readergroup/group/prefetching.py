@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from synchronizer import Deadline, NotFoundError, ReaderGroupError
 from synchronizer.arguments import check_type
@@ -67,13 +67,13 @@ class PrefetchingReader(Reader[T]):
 
     # ------------------------------------------------------------------ the reading thread
 
-    def fetch(self, max_events: int, deadline: Deadline) -> bool:
+    def fetch(self, max_events: int, deadline: Deadline, max_bytes: int | None = None) -> bool:
         """Take the next batch in hand, with none of it handed out; return whether there is one at the deadline.
 
         What was in hand is processed. Raises as `read`.
         """
         self._member.check()
-        if self.take_in_hand(max_events) is not None:
+        if self.take_in_hand(max_events, max_bytes) is not None:
             return True
         error, self._error = self._error, None
         if error is not None:
@@ -81,12 +81,13 @@ class PrefetchingReader(Reader[T]):
         if self._ahead is not None:
             (assigned, batch), self._ahead = self._ahead, None
             self._segments.put_back(assigned, batch, 0)
-        return self._next_batch(max_events, deadline) is not None
+        return self._next_batch(max_events, deadline, max_bytes) is not None
 
-    def prefetch(self, max_events: int) -> None:
+    def prefetch(self, max_events: int, max_bytes: int | None = None) -> None:
         """Read the next batch ahead, while the application handles the one in hand. Waits for no event."""
         if self._ahead is not None or self._error is not None or self._must_look:
             return
+        self._segments.max_bytes = max_bytes
         try:
             self._ahead = self._segments.take(max_events, self._is_to_look)
         except NotFoundError:
@@ -109,17 +110,17 @@ class PrefetchingReader(Reader[T]):
             or any(each.completed for each in self._segments.ending)
         )
 
-    def take_in_hand(self, max_events: int) -> EventBatch[T] | None:
+    def take_in_hand(self, max_events: int, max_bytes: int | None = None) -> EventBatch[T] | None:
         """Return the next batch, in hand with none of it handed out; None if `fetch` must be called for it.
 
         What was in hand is processed.
         """
         progress = self._progress
         if progress.batch is not None and progress.handed == 0:  # fetched for a call that was cancelled
-            return progress.batch if len(progress.batch) <= max_events and self._member.is_alive() else None
+            return progress.batch if _fits(progress.batch, max_events, max_bytes) and self._member.is_alive() else None
         if progress.batch is not None and progress.handed < len(progress.batch):
             return None
-        if self._ahead is None or len(self._ahead[1]) > max_events:
+        if self._ahead is None or not _fits(self._ahead[1], max_events, max_bytes):
             return None
         progress.begin_call()
         if self._must_look:
@@ -213,3 +214,9 @@ class PrefetchingReader(Reader[T]):
 
     def _check_thread(self) -> None:
         """The caller keeps the threads apart."""
+
+
+def _fits(batch: EventBatch[Any], max_events: int, max_bytes: int | None) -> bool:
+    if len(batch) > max_events:
+        return False
+    return max_bytes is None or len(batch) == 1 or batch.end - batch.start <= max_bytes

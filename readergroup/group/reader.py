@@ -61,7 +61,7 @@ _WAIT_SECONDS: Final = 0.25
 #: How many events the reader takes from a segment at a time when it hands them out one by one.
 EVENTS_AHEAD: Final = 4096
 #: The size of an Arrow batch, by default.
-_ARROW_BYTES: Final = 1024 * 1024
+ARROW_BYTES: Final = 1024 * 1024
 
 #: The pause between two retries while the store is away.
 _PAUSE_SECONDS: Final = 0.02
@@ -208,7 +208,7 @@ class Reader(Generic[T]):
         return batch
 
     def read_arrow(
-        self, max_bytes: int = _ARROW_BYTES, timeout: float | None = None, *, columns: Sequence[str] | None = None
+        self, max_bytes: int = ARROW_BYTES, timeout: float | None = None, *, columns: Sequence[str] | None = None
     ) -> pyarrow.RecordBatch:
         """Return the next events of one segment as an Arrow record batch; one without rows if none came in time.
 

@@ -304,6 +304,7 @@ def test_a_cancelled_reader_hands_out_each_event_once_in_order() -> None:
                 assert event is not None
                 read.append(int(event.data))
                 read.extend(int(data) for data in (await reader.read_batch(3)).data)
+                read.extend(int(data) for data in (await reader.read_arrow(20))["event"].to_pylist())
                 await reader.commit()
                 async for event in reader:
                     read.append(int(event.data))

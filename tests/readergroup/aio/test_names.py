@@ -83,7 +83,6 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
     }),
     "a decorator cannot be awaited: use register_listener": frozenset({"PollingNotifier.listen"}),
     "it runs callbacks in threads of its own: use the synchronous client": frozenset({"ReaderGroup.autoscale"}),
-    "read_batch, and EventBatch.to_arrow of what it returns": frozenset({"Reader.read_arrow"}),
     "a process records without its loop: use the synchronous client": frozenset({
         "ReaderGroup.notification_record", "ReaderGroup.record_notifications",
     }),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -151,6 +153,61 @@ def test_a_cancelled_batch_comes_at_the_next_read() -> None:
                 while len(read) < 10:
                     read += [int(data) for data in (await reader.read_batch(4)).data]
                 assert read == list(range(10))
+
+    run(test())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_arrow_and_other_reads_give_each_event_once_in_order_and_within_max_bytes(seed: int) -> None:
+    async def test() -> None:
+        rng = random.Random(seed)
+        async with aio.connect("memory://") as client:
+            await fill(client, 20_000, segments=4)
+            await seal(client)
+            group, read = await group_of(client), list[int]()
+            async with group.reader("reader") as reader:
+                with suppress(rg.EndOfDataError):
+                    while True:
+                        max_bytes = rng.choice([1, 100, 5_000, 1 << 20, 1 << 40])
+                        reading = asyncio.create_task(reader.read_arrow(max_bytes))
+                        if rng.random() < 0.2:
+                            await asyncio.sleep(0)
+                            reading.cancel()
+                        with suppress(asyncio.CancelledError):
+                            arrow = await reading
+                            size = sum(map(len, arrow["event"].to_pylist()))
+                            assert arrow.num_rows == 1 or size <= max_bytes
+                            assert len(set(arrow["segment_id"].to_pylist())) == 1
+                            read += map(int, arrow["event"].to_pylist())
+                        if rng.random() < 0.3:
+                            read += map(int, (await reader.read_batch(rng.choice([3, 3000]))).raw)
+                        if rng.random() < 0.3 and (event := await reader.read()):
+                            read.append(int(event.raw))
+            assert sorted(read) == list(range(20_000))
+            for key in range(7):
+                assert [number for number in read if number % 7 == key] == list(range(key, 20_000, 7))
+
+    run(test())
+
+
+def test_arrow_has_the_columns_that_are_named_and_is_processed_as_a_batch() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await fill(client, 3)
+            group = await group_of(client)
+            with pytest.raises(ZeroDivisionError):
+                async with group.reader("first") as reader:
+                    assert (await reader.read_arrow(1))["event"].to_pylist() == [b"0"]
+                    arrow = await reader.read_arrow(1, columns=["routing_key", "event"])
+                    assert arrow.to_pylist() == [{"routing_key": "1", "event": b"1"}]
+                    raise ZeroDivisionError
+            async with group.reader("second") as reader:
+                assert (await reader.read_arrow())["event"].to_pylist() == [b"1", b"2"]
+                empty = await reader.read_arrow(timeout=0, columns=["event_time"])
+                assert (empty.num_rows, empty.schema.names) == (0, ["event_time"])
+                for wrong in ({"max_bytes": 0}, {"columns": ["x"]}, {"columns": []}, {"timeout": -1}):
+                    with pytest.raises(rg.InvalidArgumentError):
+                        await reader.read_arrow(**wrong)
 
     run(test())
 
