@@ -190,6 +190,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[bytes] | None = None,
         handle_arrow: HandleArrow | None = None,
+        columns: Sequence[str] | None = None,
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
@@ -221,6 +222,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatchWith[bytes] | None = None,
         handle_arrow: HandleArrowWith | None = None,
+        columns: Sequence[str] | None = None,
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
@@ -250,6 +252,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[Any] | HandleBatchWith[Any] | None = None,
         handle_arrow: HandleArrow | HandleArrowWith | None = None,
+        columns: Sequence[str] | None = None,
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
@@ -266,6 +269,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
             retry: Default: one attempt; a failure ends the pool. With a `DelayedRetry` an event is retried later.
             handle_batch: Like ``handle``, for batches of up to 1,000 events; give one handler.
             handle_arrow: Like ``handle``, for Arrow record batches. Takes no ``serializer``.
+            columns: Of the batches of ``handle_arrow``, as of `EventBatch.to_arrow`.
             concurrency: How many events, or batches, each worker handles at once, from 1 to 10,000.
             order: "key", "segment" or "none", as of `ReaderGroup.pool`.
             handler_timeout_seconds: Cancel an ``async def`` after this time, which counts as a failed attempt.
@@ -287,6 +291,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
                 retry=retry,
                 handle_batch=handle_batch,
                 handle_arrow=handle_arrow,
+                columns=columns,
                 concurrency=concurrency,
                 order=order,
                 handler_timeout_seconds=handler_timeout_seconds,

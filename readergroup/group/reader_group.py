@@ -274,6 +274,7 @@ class ReaderGroup:
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[bytes] | None = None,
         handle_arrow: HandleArrow | None = None,
+        columns: Sequence[str] | None = None,
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
@@ -305,6 +306,7 @@ class ReaderGroup:
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatchWith[bytes] | None = None,
         handle_arrow: HandleArrowWith | None = None,
+        columns: Sequence[str] | None = None,
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
@@ -334,6 +336,7 @@ class ReaderGroup:
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[Any] | HandleBatchWith[Any] | None = None,
         handle_arrow: HandleArrow | HandleArrowWith | None = None,
+        columns: Sequence[str] | None = None,
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
@@ -359,6 +362,7 @@ class ReaderGroup:
             handle_batch: Like ``handle``, for batches of up to 1,000 events; give one handler.
             handle_arrow: Like ``handle``, for Arrow record batches of up to 32,768 events of one segment, about 1 MiB,
                 as `EventBatch.to_arrow` returns them. Takes no ``serializer``.
+            columns: Of the batches of ``handle_arrow``, as of `EventBatch.to_arrow`.
             concurrency: How many events, or batches, each worker handles at once, from 1 to 10,000: plain functions in
                 threads, an ``async def`` on one event loop per worker. Default: 1, in the order of each segment.
             order: "key" handles events of one routing key one after the other, "segment" those of a segment, "none"
@@ -372,7 +376,8 @@ class ReaderGroup:
 
         Raises:
             InvalidArgumentError: There are several handlers; or the handler cannot take its arguments; or a plain
-                function has a timeout, because a thread cannot be cancelled; or the sink does not fit the handler.
+                function has a timeout, because a thread cannot be cancelled; or the sink does not fit the handler; or a
+                column is unknown or named twice, or there is none.
             UnsupportedError: ``handle_arrow`` was given, and pyarrow is not installed.
             ClosedError: The client is closed.
         """
@@ -386,6 +391,7 @@ class ReaderGroup:
             handle=handle,
             handle_batch=handle_batch,
             handle_arrow=handle_arrow,
+            columns=columns,
             readers=readers,
             workers=workers,
             retry=retry,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from synchronizer.callables import NotHandledError, is_async
@@ -61,20 +61,21 @@ class ArrowHandler:
     """Handles a batch by calling a function with its events as Arrow."""
 
     handle_arrow: Callable[..., Any]
+    columns: Sequence[str] = field(repr=False)
 
     @classmethod
-    def of(cls, handle_arrow: Callable[..., object]) -> ArrowHandler:
-        return (_AsyncArrowHandler if is_async(handle_arrow) else cls)(handle_arrow)
+    def of(cls, handle_arrow: Callable[..., object], columns: Sequence[str]) -> ArrowHandler:
+        return (_AsyncArrowHandler if is_async(handle_arrow) else cls)(handle_arrow, columns)
 
     def __call__(self, batch: EventBatch[Any], /, *connection: Any) -> object:
-        return self.handle_arrow(batch.to_arrow(), *connection)
+        return self.handle_arrow(batch.to_arrow(self.columns), *connection)
 
 
 class _AsyncArrowHandler(ArrowHandler):
     """So that it is seen to be async."""
 
     async def __call__(self, batch: EventBatch[Any], /, *connection: Any) -> object:
-        return await self.handle_arrow(batch.to_arrow(), *connection)
+        return await self.handle_arrow(batch.to_arrow(self.columns), *connection)
 
 
 def pause_of_sink(failures: int) -> float:

@@ -102,6 +102,7 @@ class ReaderPool(Generic[T]):
         handle: Callable[..., object] | None,
         handle_batch: Callable[..., object] | None,
         handle_arrow: Callable[..., object] | None,
+        columns: Sequence[str] | None = None,
         readers: int | ReaderScalingPolicy,
         workers: Literal["thread", "process"],
         retry: RetryPolicy | None,
@@ -140,9 +141,13 @@ class ReaderPool(Generic[T]):
                     serializer=type(serializer).__name__,
                 )
             with loading():
-                from ..streams.data.columns import COLUMNS as COLUMNS  # raises if pyarrow is not installed
+                from ..streams.data.columns import schema  # raises if pyarrow is not installed
 
-            handle_batch = ArrowHandler.of(handle_arrow)
+            handle_batch = ArrowHandler.of(handle_arrow, tuple(schema(columns).names))
+        elif columns is not None:
+            raise InvalidArgumentError(
+                "only handle_arrow gets columns; pass it as the handler, or remove columns", columns=columns
+            )
         if workers not in ("thread", "process"):
             raise InvalidArgumentError("workers must be 'thread' or 'process'", workers=workers)
         if not isinstance(readers, ReaderScalingPolicy):

@@ -94,13 +94,14 @@ def test_batches_and_arrow_run_on_the_loop() -> None:
 
         async def arrow(what: Any) -> None:
             assert threading.current_thread() is here
+            assert what.schema.names == ["headers", "event"]
             seen[1] += what.num_rows
 
         async with aio.connect("memory://") as client:
             group = await billing(client, 500)
             await (await group.pool(handle_batch=batch)).run()
             again = await client.groups.create("again", streams=[STREAM])
-            await (await again.pool(handle_arrow=arrow, concurrency=2)).run()
+            await (await again.pool(handle_arrow=arrow, columns=["headers", "event"], concurrency=2)).run()
         assert seen == [500, 500]
 
     run(test())

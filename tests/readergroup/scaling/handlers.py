@@ -101,6 +101,18 @@ class Note:
 
 
 @dataclass(frozen=True)
+class NoteRows:
+    """Handles Arrow by writing its rows into a file."""
+
+    path: Path
+
+    def __call__(self, batch: pyarrow.RecordBatch) -> None:
+        with self.path.open("a") as file:
+            for row in batch.to_pylist():
+                print({column: str(value) for column, value in row.items()}, file=file)
+
+
+@dataclass(frozen=True)
 class HoldAt:
     """Notes events, and at one of them says so and waits until it is let go; if stubborn, whatever happens."""
 

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.readergroup.scaling.handlers import (
     HoldAt,
     InThread,
     Note,
+    NoteRows,
     dead_letters,
     write,
 )
@@ -135,6 +137,19 @@ def test_batches_are_handled_as_arrow(client: rg.Client, group: rg.ReaderGroup, 
     assert sorted(diary.texts) == texts(5000)
     assert_in_order_per_owner_and_key(diary)
     assert group.lag().events == 0
+
+
+def test_arrow_has_the_columns_that_are_named(
+    client: rg.Client, group: rg.ReaderGroup, tmp_path: Path, workers: str
+) -> None:
+    with client.writer(STREAM) as writer:
+        writer.write(b"x", headers={"id": b"7"}, event_time=datetime(2026, 1, 2, tzinfo=UTC))
+    client.streams.seal(STREAM)
+    rows = tmp_path / "rows"
+    columns = ["headers", "event_time", "event"]
+    group.pool(handle_arrow=NoteRows(rows), columns=columns, workers=workers).run()  # type: ignore[call-overload]
+    expected = {"headers": "[('id', b'7')]", "event_time": "2026-01-02 00:00:00+00:00", "event": "b'x'"}
+    assert rows.read_text() == f"{expected}\n"
 
 
 def test_arrow_that_fails_is_retried_and_set_aside_event_by_event(client: rg.Client, group: rg.ReaderGroup) -> None:
@@ -818,6 +833,10 @@ def make(group: rg.ReaderGroup, **arguments: object) -> object:
         ({"handle_batch": print, "handle_arrow": print}, "handle_arrow"),
         ({"handle_arrow": print, "serializer": rg.JsonSerializer()}, "remove the serializer"),
         ({"handle_arrow": lambda batch: None, "workers": "process"}, "handle_batch='?ArrowHandler"),
+        ({"handle_arrow": print, "columns": ["event", "x"]}, "at least one known column"),
+        ({"handle_arrow": print, "columns": []}, "at least one known column"),
+        ({"handle_arrow": print, "columns": "event"}, "columns must be"),
+        ({"handle_batch": print, "columns": ["event"]}, "only handle_arrow gets columns"),
         ({"handle": print, "workers": "fibre"}, "'thread' or 'process'"),
         ({"handle": lambda event, connection: None}, r"as handle\(event\): .*'connection'; .*pass a sink"),
         ({"handle_batch": lambda: None}, r"called as handle_batch\(batch\)"),
