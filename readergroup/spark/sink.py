@@ -1,7 +1,7 @@
 """The sink of Spark: each task stages a part of a transaction of each stream, and the driver commits them.
 
-A batch of a streaming query is committed under the query's id and the number of the batch. Spark repeats a batch if it
-does not know that the batch was committed. Each stream knows, and drops the repeated parts.
+A batch of a streaming query is committed under the query's id and the number of the batch. Spark repeats its last batch
+if it does not know that the batch was committed. Each stream knows, and drops the repeated parts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from synchronizer import AlreadyExistsError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 
 from ..client import Client
+from ..streams.transactions.committed import Committer
 from ..streams.transactions.staging import StagedPart, Staging
 from ..streams.transactions.transaction import Transactions
 from .connection import client_of
@@ -75,7 +76,9 @@ class BatchSink(DataSourceArrowWriter):
             self._sink.commit(self._key, 0, staged, is_only_one=True)
             return
         try:
-            self._sink.commit(self._key, 0, staged, digests=self._digests(staged))
+            digests = self._digests(staged)
+            self._sink.check(self._key, digests)
+            self._sink.commit(self._key, 0, staged, digests=digests)
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
                 "other events were written with this txnId in the last seven days; choose an id for these events, or "
@@ -83,7 +86,7 @@ class BatchSink(DataSourceArrowWriter):
                 **error.facts,
             ) from error
 
-    def _digests(self, staged: Sequence[Staged]) -> Mapping[str, EventsDigest]:
+    def _digests(self, staged: Sequence[Staged]) -> Mapping[str, str]:
         """Return the digest of the events for each stream. That of the options has one even without events."""
         digests: defaultdict[str, EventsDigest] = defaultdict(EventsDigest)
         if self._sink.default_stream is not None:
@@ -91,7 +94,7 @@ class BatchSink(DataSourceArrowWriter):
         for each in staged:
             for stream, digest in each.digests.items():
                 digests[stream] += digest
-        return digests
+        return {stream: str(digest) for stream, digest in digests.items()}
 
     def abort(self, messages: Messages) -> None:
         self._sink.abort(messages)
@@ -115,7 +118,36 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Messages, batchId: int) -> None:
         if staged := _staged(messages):
-            self._sink.commit(staged[0].key, batchId, staged)
+            query, events = staged[0].key, _events_by_stream(staged)
+            counts = {stream: self._checked_count(query, batchId, stream, events[stream]) for stream in sorted(events)}
+            self._sink.commit(query, batchId, staged, digests=counts)
+
+    def _checked_count(self, query: str, batch: int, stream: str, events: int) -> str | None:
+        """Return the number of events, to store with the commit; None if the batch was committed before.
+
+        Spark repeats only the last batch of its checkpoint, so a stream with a later one shows that the checkpoint is
+        older. A repeated batch may have other events, if the query has random values: then that is not known.
+        """
+        committed = self._sink.committer(stream, query)
+        if batch > committed.number:
+            return str(events)
+        if batch < committed.number:
+            raise InvalidArgumentError(
+                "the checkpoint of this query is older than what the query has written to the stream; restore the "
+                "newer checkpoint, or use another checkpointLocation",
+                stream=stream,
+                query=query,
+                batch=batch,
+                committed=committed.number,
+            )
+        if committed.digest not in (None, str(events)):
+            logger.warning(
+                "batch %d of query %s has %d events for %s now, and had %s when it was committed. They are discarded. "
+                "If the query has no random values, its checkpoint is older than the stream, and events may be lost: "
+                "restore the newer checkpoint",
+                *(batch, query, events, stream, committed.digest),
+            )
+        return None
 
     def abort(self, messages: Messages, batchId: int) -> None:
         self._sink.abort(messages)
@@ -162,6 +194,15 @@ class _Sink:
             parts = {stream: staging.finish() for stream, staging in stagings.items()}
             return Staged(_task().partitionId(), key, parts, dict(digests))
 
+    def committer(self, stream: str, key: str) -> Committer:
+        """Return what is known of the last commit of this key."""
+        return self._client.streams.fetch_state(stream).transactions.committer(key)
+
+    def check(self, key: str, digests: Mapping[str, str]) -> None:
+        """Raise if a stream has other events of this key, before any stream gets events."""
+        for stream, digest in digests.items():
+            self._transactions.was_committed(stream, key, 0, digest=digest)
+
     def commit(
         self,
         key: str,
@@ -169,15 +210,14 @@ class _Sink:
         staged: Sequence[Staged],
         *,
         is_only_one: bool = False,
-        digests: Mapping[str, EventsDigest] | None = None,
+        digests: Mapping[str, str | None] | None = None,
     ) -> None:
         """Commit the staged parts of each stream in the driver, in their order; drop those committed before."""
-        parts: dict[str, list[StagedPart]] = {stream: [] for stream in digests or ()}
+        digests = digests or {}
+        parts: dict[str, list[StagedPart]] = {stream: [] for stream in digests}
         for each in staged:
             for stream, part in each.parts.items():
                 parts.setdefault(stream, []).append(part)
-        for stream, digest in (digests or {}).items():  # raises before any stream gets events
-            self._transactions.was_committed(stream, key, number, digest=str(digest))
         for stream in sorted(parts):
             commit = partial(
                 self._transactions.commit,
@@ -186,7 +226,7 @@ class _Sink:
                 number,
                 parts[stream],
                 is_only_one=is_only_one,
-                digest=None if digests is None else str(digests[stream]),
+                digest=digests.get(stream),
             )
             if not self._patiently(commit, stream):
                 logger.info(
@@ -231,6 +271,14 @@ def _task() -> TaskContext:
     context = TaskContext.get()
     assert context is not None
     return context
+
+
+def _events_by_stream(staged: Sequence[Staged]) -> Mapping[str, int]:
+    events: defaultdict[str, int] = defaultdict(int)
+    for each in staged:
+        for stream, part in each.parts.items():
+            events[stream] += part.events
+    return events
 
 
 def _staged(messages: Messages) -> list[Staged]:

@@ -296,6 +296,49 @@ def test_two_drivers_on_one_checkpoint_commit_a_batch_once(client: rg.Client, op
     assert_in_order(stored(client), 200)
 
 
+def test_a_batch_before_the_last_of_a_stream_is_refused_and_writes_to_none(
+    client: rg.Client, options: WriteOptions
+) -> None:
+    """The checkpoint was restored from an older copy, or its batches were deleted."""
+    client.streams.create(RETURNS)
+    writer = StreamSink(ROUTED, options.model_copy(update={"stream": RETURNS}), overwrite=False)
+    to_returns = in_task(writer, 0, [routed(range(0, 100, 4))])
+    writer.commit([to_returns], 0)
+    for batch in range(3):
+        stream_sink(options).commit(in_tasks(stream_sink(options), range(100 * batch, 100 * batch + 100)), batch)
+    messages = [in_task(writer, 0, [routed(range(300, 400))])]
+    with pytest.raises(rg.InvalidArgumentError, match=f"checkpoint.* is older.*'{STREAM}'.*batch=1 committed=2"):
+        writer.commit(messages, 1)
+    writer.abort(messages, 1)
+    assert [len(each) for each in of_streams(client)] == [300, 25]
+    assert not staged(client)
+    stream_sink(options).commit(in_tasks(stream_sink(options), range(300, 400)), 3)
+    assert_in_order(stored(client), 400)
+
+
+def test_a_repeated_batch_with_another_number_of_events_is_discarded_with_a_warning(
+    client: rg.Client, options: WriteOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    for count in (100, 100, 150):
+        assert not caplog.records
+        stream_sink(options).commit(in_tasks(stream_sink(options), range(count)), 0)
+    (warning,) = caplog.messages
+    assert f"batch 0 of query {QUERY} has 150 events for {STREAM} now, and had 100" in warning
+    assert_in_order(stored(client), 100)
+    assert not staged(client)
+
+
+def test_a_batch_of_a_release_that_kept_no_number_of_events_is_repeated(
+    client: rg.Client, options: WriteOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = [message.parts[STREAM] for message in in_tasks(stream_sink(options), range(100))]
+    Transactions(client.streams).commit(STREAM, QUERY, 0, sorted(parts, key=lambda each: each.name))
+    stream_sink(options).commit(in_tasks(stream_sink(options), range(100)), 0)
+    stream_sink(options).commit(in_tasks(stream_sink(options), range(100, 200)), 1)
+    assert sorted(stored(client)) == list(range(200))
+    assert not caplog.records
+
+
 @pytest.mark.stores("sqlite")
 def test_a_txn_id_is_committed_once_and_without_one_each_write_is_another(
     client: rg.Client, options: WriteOptions
