@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 import mmh3
@@ -18,13 +18,15 @@ _WORDS: Final = numpy.dtype("<u8")
 _MIX_KEY: Final = numpy.uint64(0x9E3779B97F4A7C15)
 _MIX_HEADERS: Final = numpy.uint64(0xC2B2AE3D27D4EB4F)
 _MIX_ROW: Final = numpy.uint64(0xFF51AFD7ED558CCD)
+#: The digest of a whole write begins with it, that of the events of one stream with a digit.
+_WHOLE: Final = "all-"
 
 
 class EventsDigest:
     """The sum of the hashes of events, each with its routing key and headers, and their number."""
 
     def __init__(self, count: int = 0, first: int = 0, second: int = 0) -> None:
-        self._count = count
+        self.count = count
         self._sums = first, second
 
     def add(
@@ -48,15 +50,26 @@ class EventsDigest:
         self._include(len(events), first, second)
 
     def __iadd__(self, other: Self) -> Self:
-        self._include(other._count, *other._sums)
+        self._include(other.count, *other._sums)
         return self
 
     def __str__(self) -> str:
-        return f"{self._count}-{self._sums[0]:016x}{self._sums[1]:016x}"
+        return f"{self.count}-{self._sums[0]:016x}{self._sums[1]:016x}"
 
     def _include(self, count: int, first: int, second: int) -> None:
-        self._count += count
+        self.count += count
         self._sums = (self._sums[0] + first) % 2**64, (self._sums[1] + second) % 2**64
+
+
+def digest_of_all(digests: Mapping[str, EventsDigest]) -> str:
+    """Return the digest of a write, from those of the events of each stream. Streams without events do not count."""
+    filled = [(stream, str(digest)) for stream, digest in sorted(digests.items()) if digest.count]
+    return f"{_WHOLE}{sum(each.count for each in digests.values())}-{_hash(msgpack.packb(filled)).hex()}"
+
+
+def is_of_all(digest: str) -> bool:
+    """Return whether a digest is that of a whole write, and not that of the events of one stream."""
+    return digest.startswith(_WHOLE)
 
 
 def _hashes(values: list[bytes]) -> NDArray[numpy.uint64]:

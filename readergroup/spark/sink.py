@@ -27,7 +27,7 @@ from ..streams.transactions.committed import Committer
 from ..streams.transactions.staging import StagedPart, Staging
 from ..streams.transactions.transaction import Transactions
 from .connection import client_of
-from .digest import EventsDigest
+from .digest import EventsDigest, digest_of_all, is_of_all
 from .options import WriteOptions
 from .sink_rows import check_columns, checked_events, gathered, rows_by_stream
 
@@ -87,14 +87,22 @@ class BatchSink(DataSourceArrowWriter):
             ) from error
 
     def _digests(self, staged: Sequence[Staged]) -> Mapping[str, str]:
-        """Return the digest of the events for each stream. That of the options has one even without events."""
+        """Return for each stream the digest of the whole write. The stream of the options has one even without events.
+
+        A stream that has the digest of its own events, as earlier releases stored it, gets such a one to compare.
+        """
         digests: defaultdict[str, EventsDigest] = defaultdict(EventsDigest)
         if self._sink.default_stream is not None:
             digests[self._sink.default_stream] = EventsDigest()
         for each in staged:
             for stream, digest in each.digests.items():
                 digests[stream] += digest
-        return {stream: str(digest) for stream, digest in digests.items()}
+        of_all = digest_of_all(digests)
+        known = {stream: self._sink.committer(stream, self._key).digest for stream in digests}
+        return {
+            stream: of_all if (before := known[stream]) is None or is_of_all(before) else str(digest)
+            for stream, digest in digests.items()
+        }
 
     def abort(self, messages: Messages) -> None:
         self._sink.abort(messages)

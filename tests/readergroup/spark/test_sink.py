@@ -369,7 +369,7 @@ def test_a_txn_id_that_is_used_for_other_events_is_refused(client: rg.Client, op
     save(range(100))
     save(range(100), swap=True)
     for others in (range(99), range(1, 101), range(0), range(100, 200)):
-        with pytest.raises(rg.AlreadyExistsError, match=r"other events.*this txnId.*key='monday'.*given='\d+-"):
+        with pytest.raises(rg.AlreadyExistsError, match=r"other events.*this txnId.*key='monday'.*given='all-\d+-"):
             save(others)
     assert_in_order(stored(client), 100)
     assert not staged(client)
@@ -393,12 +393,57 @@ def test_a_txn_id_that_is_used_for_other_events_writes_to_none_of_several_stream
     save(stream=[RETURNS, RETURNS])
 
 
+def test_a_txn_id_that_is_used_is_refused_if_other_streams_get_other_events(
+    client: rg.Client, options: WriteOptions
+) -> None:
+    client.streams.create(RETURNS)
+    client.streams.create("shop/late")
+
+    def save(txn_id: str, default: str | None, *to: str) -> None:
+        writer = BatchSink(ROUTED, options.model_copy(update={"stream": default, "txn_id": txn_id}), overwrite=False)
+        writer.commit([in_task(writer, 0, [rows(range(len(to))).append_column("stream", pyarrow.array(to))])])
+
+    for _ in range(2):
+        save("without", None, STREAM)
+        save("with", "shop/late", STREAM)
+    for to in ((STREAM, RETURNS), (STREAM, STREAM)):
+        with pytest.raises(rg.AlreadyExistsError, match="with this txnId"):
+            save("without", None, *to)
+    with pytest.raises(rg.AlreadyExistsError, match="with this txnId"):
+        save("with", "shop/late", RETURNS)
+    assert of_streams(client) == [[0, 0], []]
+
+
+def test_a_txn_id_with_a_digest_of_each_stream_is_compared_with_such_ones(
+    client: rg.Client, options: WriteOptions
+) -> None:
+    """Earlier releases stored them. This write was interrupted before its second stream."""
+    client.streams.create(RETURNS)
+    options = options.model_copy(update={"txn_id": "monday"})
+
+    def save(count: int) -> None:
+        writer = BatchSink(ROUTED, options, overwrite=False)
+        writer.commit([in_task(writer, 0, [routed(range(count))])])
+
+    writer = BatchSink(ROUTED, options, overwrite=False)
+    message = in_task(writer, 0, [routed(range(100))])
+    digest = str(message.digests[STREAM])
+    assert digest.startswith("50-")
+    Transactions(client.streams).commit(STREAM, "monday", 0, [message.parts[STREAM]], digest=digest)
+    for _ in range(2):
+        save(100)
+    for count in (96, 104):
+        with pytest.raises(rg.AlreadyExistsError, match="with this txnId"):
+            save(count)
+    assert [len(each) for each in of_streams(client)] == [50, 50]
+
+
 def test_a_txn_id_without_events_is_remembered_too(client: rg.Client, options: WriteOptions) -> None:
     for _ in range(2):
         writer = batch_sink(options, "sunday")
         writer.commit(in_tasks(writer, range(0)))
     writer = batch_sink(options, "sunday")
-    with pytest.raises(rg.AlreadyExistsError, match="committed='0-"):
+    with pytest.raises(rg.AlreadyExistsError, match="committed='all-0-"):
         writer.commit(in_tasks(writer, range(10)))
     assert stored(client) == []
 
