@@ -30,7 +30,7 @@ def stop_at_end(query: _Query, client: Client, streams: Collection[str], *, time
 
     Args:
         query: A running query, with any trigger. The ends of other streams that it reads are not waited for, but what
-            they hold at that time is processed too.
+            they hold at that time is processed too, except data that waits for `minBytesPerTrigger`.
         client: A client of the store. It is borrowed.
         streams: The names of the streams, at least one.
         timeout: Seconds to wait until the streams are sealed. Default: forever.

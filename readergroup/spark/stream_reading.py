@@ -127,7 +127,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             if self._is_delayed(present):
                 lengths = self._lengths(present)
-                if self._delay.is_too_little(_unread_bytes(present, lengths)):
+                if self._is_too_little(present, lengths):
                     self._latest = cuts
                     self._idle = _Idle(start, known, _watched(present, lengths), None, until=self._delay.due_at)
                     return start
@@ -186,6 +186,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ends_now or self._options.ending is not None or all(each.state.sealed for each in present.values())
         )
         return not is_ending and self._client.clock.monotonic() < self._delay.due_at
+
+    def _is_too_little(self, present: Mapping[str, Followed], lengths: Mapping[str, Mapping[SegmentId, int]]) -> bool:
+        """Whether the unread data waits for more. None does if a part is the end of a stream, which gets no more."""
+        sealed = {name: each for name, each in present.items() if each.state.sealed}
+        return not _unread_bytes(sealed, lengths) and self._delay.is_too_little(_unread_bytes(present, lengths))
 
     def _lengths(self, present: Mapping[str, Followed]) -> Mapping[str, Mapping[SegmentId, int]]:
         """Return the lengths of the segments from the cuts on, by stream."""
@@ -249,11 +254,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: each.cut for name, each in present.items()} | {cut.stream: cut for cut in reached}
 
 
-def _unread_bytes(present: Mapping[str, Followed], lengths: Mapping[str, Mapping[SegmentId, int]]) -> int:
+def _unread_bytes(followed: Mapping[str, Followed], lengths: Mapping[str, Mapping[SegmentId, int]]) -> int:
     return sum(
-        max(0, length - present[name].cut.offsets.get(segment, 0))
-        for name, each in lengths.items()
-        for segment, length in each.items()
+        max(0, length - cut.offsets.get(segment, 0))
+        for name, (_, cut) in followed.items()
+        for segment, length in lengths[name].items()
     )
 
 

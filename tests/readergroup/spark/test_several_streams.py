@@ -253,6 +253,22 @@ def test_a_stream_that_is_deleted_while_a_batch_is_planned_leaves_the_query(
     assert lenient.latestOffset(joined, ALL) == end
 
 
+def test_a_small_batch_does_not_wait_if_it_has_the_end_of_a_sealed_stream(
+    client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    fill(client)
+    reader = make_reader(minBytesPerTrigger="1g", maxTriggerDelay="1h")
+    _, end = drained(reader, reader.initialOffset())
+    write(client, STREAMS[0], 100, 120)
+    write(client, STREAMS[1], 100, 110)
+    assert reader.latestOffset(end, ALL) == end
+    client.streams.seal(STREAMS[0])
+    found, end = drained(reader, end)
+    assert sorted(found) == expected(("orders", 100, 120), ("returns", 100, 110))
+    write(client, STREAMS[1], 110, 120)
+    assert reader.latestOffset(end, ALL) == end
+
+
 def test_starts_and_ends_are_places_of_each_stream(client: rg.Client, make_reader: Callable[..., StreamReader]) -> None:
     fill(client)
     reader = make_reader()
