@@ -42,7 +42,8 @@ class QueryProgress(BaseModel):
     cuts: Mapping[str, StreamCut]
     #: The unread bytes of each segment, as known when the batch was planned.
     lag: Mapping[SegmentId, int]
-    #: How many rows the query dropped in this batch because they were older than its watermark.
+    #: How many rows the query dropped in this batch because they were older than its watermark. A query with several
+    #: sources reports them with the first one that reads streams.
     rows_dropped_by_watermark: int = 0
 
     @property
@@ -97,6 +98,7 @@ class ProgressListener(StreamingQueryListener):
 
 def progress_of(progress: StreamingQueryProgress) -> Iterator[QueryProgress]:
     """Iterate over the progress of each source of the query that reads streams."""
+    dropped = sum(each.numRowsDroppedByWatermark for each in progress.stateOperators)
     for source in progress.sources:
         end, latest = _parsed(source.endOffset), _parsed(source.latestOffset)
         if not end.keys() & {"offsets", "cuts"} or "lengths" not in latest:
@@ -111,8 +113,9 @@ def progress_of(progress: StreamingQueryProgress) -> Iterator[QueryProgress]:
             events=source.numInputRows,
             cuts=cuts,
             lag={segment: max(0, length - offsets.get(segment, 0)) for segment, length in latest["lengths"].items()},
-            rows_dropped_by_watermark=sum(each.numRowsDroppedByWatermark for each in progress.stateOperators),
+            rows_dropped_by_watermark=dropped,
         )
+        dropped = 0  # it is that of the query
 
 
 def _parsed(offset: str | None) -> Mapping[str, Any]:

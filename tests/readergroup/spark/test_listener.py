@@ -90,9 +90,10 @@ def test_rows_that_a_watermark_drops_are_reported(
     assert warning.startswith("query late dropped ")
 
 
-def event(*sources: dict[str, str | None]) -> QueryProgressEvent:
+def event(*sources: dict[str, str | None], dropped: int = 0) -> QueryProgressEvent:
     described: list[Any] = [SimpleNamespace(numInputRows=5, **source) for source in sources]
-    progress = SimpleNamespace(id="q", runId="r", name=None, batchId=3, sources=described, stateOperators=[])
+    operators = [SimpleNamespace(numRowsDroppedByWatermark=dropped)]
+    progress = SimpleNamespace(id="q", runId="r", name=None, batchId=3, sources=described, stateOperators=operators)
     return cast(QueryProgressEvent, SimpleNamespace(progress=progress))
 
 
@@ -113,6 +114,15 @@ def test_sources_of_other_kinds_are_left_out() -> None:
     (only,) = heard
     assert only.lag == {f"{STREAM}/0": 20, f"{STREAM}/1": 7}
     assert only.events == 5
+
+
+def test_rows_that_a_watermark_drops_are_reported_once_for_all_sources(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[QueryProgress] = []
+    other: dict[str, str | None] = {"endOffset": "5", "latestOffset": None}
+    ProgressListener(heard.append).onQueryProgress(event(other, OURS, OURS, dropped=4))
+    assert [each.rows_dropped_by_watermark for each in heard] == [4, 0]
+    (warning,) = caplog.messages
+    assert "dropped 4 rows" in warning
 
 
 def test_without_a_callback_progress_is_logged_and_one_that_raises_is_told(caplog: pytest.LogCaptureFixture) -> None:
