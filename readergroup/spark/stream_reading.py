@@ -126,8 +126,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._publish(present)
         try:
             if self._is_delayed(present):
-                lengths = self._lengths(present)
-                if self._is_too_little(present, lengths):
+                left = self._left(present)
+                lengths = self._lengths(left)
+                if self._is_too_little(left, lengths):
                     self._latest = cuts
                     self._idle = _Idle(start, known, _watched(present, lengths), None, until=self._delay.due_at)
                     return start
@@ -147,7 +148,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the lengths of the segments from the last offset on, which show how far the query is behind."""
         if self._latest is not None and self._report is None:
-            lengths = self._lengths(self._following.present(self._client, self._latest))
+            lengths = self._lengths(self._left(self._following.present(self._client, self._latest)))
             together = {segment: length for each in lengths.values() for segment, length in each.items()}
             self._report = report_of(self._offset(self._latest), together)
         return self._report
@@ -192,11 +193,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         sealed = {name: each for name, each in present.items() if each.state.sealed}
         return not _unread_bytes(sealed, lengths) and self._delay.is_too_little(_unread_bytes(present, lengths))
 
+    def _left(self, present: Mapping[str, Followed]) -> Mapping[str, Followed]:
+        """Return the streams from where data remains after their cuts."""
+        return {
+            name: Followed(state, moved_to_data(self._client, state, cut)) for name, (state, cut) in present.items()
+        }
+
     def _lengths(self, present: Mapping[str, Followed]) -> Mapping[str, Mapping[SegmentId, int]]:
         """Return the lengths of the segments from the cuts on, by stream."""
         found: dict[str, Mapping[SegmentId, int]] = {}
         for name, (state, cut) in present.items():
-            segments = state.segments_from(moved_to_data(self._client, state, cut))
+            segments = state.segments_from(cut)
             lengths = self._client.streams.segment_lengths(state, map(number_of, segments))
             found[name] = {state.segment(number): length for number, length in lengths.items()}
         return found

@@ -519,6 +519,22 @@ def test_a_small_batch_begins_when_its_delay_is_over(
     until(lambda: reader.latestOffset(end, ALL) != end, "the end of the delay", seconds=60)
 
 
+def test_data_that_is_lost_does_not_begin_a_small_batch(
+    client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    client.streams.create(STREAM)
+    write(client, range(10))
+    options = {"minBytesPerTrigger": 5_000, "maxTriggerDelay": "1h", "failOnDataLoss": "false"}
+    reader = make_reader(startingOffsets="earliest", **options)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    write(client, range(10, 400))
+    client.streams.truncate(STREAM, client.streams.info(STREAM).tail)
+    write(client, range(400, 410))
+    assert reader.latestOffset(end, ALL) == end
+    write(client, range(410, 800))
+    assert sorted(drained(reader, end)[0]) == list(range(400, 800))
+
+
 @pytest.mark.parametrize("lenient", ["true", "false"])
 def test_a_checkpoint_beyond_the_end_is_refused_instead_of_skipping_what_comes_next(
     lenient: str, client: rg.Client, make_reader: Callable[..., StreamReader]
