@@ -136,7 +136,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except NotFoundError:
             if len(self._following.present(client, cuts)) == len(cuts):
                 raise
-            return start  # a stream was deleted a moment ago, and the next call leaves it out
+            # A stream was deleted a moment ago, and the next call leaves it out. ``start`` would end AvailableNow.
+            return self.latestOffset(start, limit)
         if self._latest == cuts:
             offsets = {name: each.cut.offsets for name, each in present.items()}
             self._idle = _Idle(start, known, _watched(present, offsets), self._idle)

@@ -243,14 +243,35 @@ def test_a_stream_that_is_deleted_while_a_batch_is_planned_leaves_the_query(
 
     with monkeypatch.context() as patch:
         patch.setattr(StreamReader, "_next_cuts", delete_first)
-        assert lenient.latestOffset(start, ALL) == start
-    found, end = drained(lenient, start)
+        without = lenient.latestOffset(start, ALL)
+    assert without != start
+    assert rows(lenient, start, without) == []
+    found, end = drained(lenient, without)
     assert sorted(found) == expected(("orders", 0, 100))
     client.streams.create(STREAMS[1])
     joined = lenient.latestOffset(end, ALL)
     client.streams.delete(STREAMS[1])
     assert {name[:11] for name in (lenient.reportLatestOffset() or {})["lengths"]} == {"shop/orders"}
     assert lenient.latestOffset(joined, ALL) == end
+
+
+def test_available_now_reads_on_when_a_stream_is_deleted_while_a_batch_is_planned(
+    client: rg.Client, make_reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client)
+    plan, reader = StreamReader._next_cuts, make_reader(failOnDataLoss="false")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+
+    def delete_first(*args: Any) -> Any:
+        client.streams.delete(STREAMS[1])
+        return plan(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamReader, "_next_cuts", delete_first)
+        end = reader.latestOffset(start, ALL)
+    assert end != start, "the query would end"
+    assert sorted(drained(reader, end)[0]) == expected(("orders", 0, 100))
 
 
 def test_a_small_batch_does_not_wait_if_it_has_the_end_of_a_sealed_stream(
