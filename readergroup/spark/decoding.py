@@ -1,7 +1,7 @@
 """Decodes events into the columns of a schema, and finds those that do not fit it.
 
 msgspec decodes JSON, only the fields of the schema. For an event that msgspec refuses, the serializer decides: it takes
-NaN, for example, and 1.0 as an integer. Where both take an event, they return the same values.
+NaN, for example, and 1.0 as an integer. Where both take an event, its columns are the same.
 """
 
 from __future__ import annotations
@@ -119,9 +119,17 @@ class _Column:
         try:
             if self._is_trap is not None and any(map(self._is_trap, values)):
                 raise ValueError("the value has another type: text is no array, and true no number")
-            return pyarrow.array(values, self._stored).cast(self._kind)
+            return self._exact_or_rounded(values).cast(self._kind)
         except _ERRORS as error:
             return error
+
+    def _exact_or_rounded(self, values: Sequence[Any]) -> pyarrow.Array:
+        try:
+            return pyarrow.array(values, self._stored)
+        except pyarrow.ArrowInvalid:  # as for an integer that is no floating-point number exactly
+            if not _has_floats(self._kind):
+                raise
+            return pyarrow.array([_rounded(value, self._kind) for value in values], self._stored)
 
 
 def _is_text(events: pyarrow.BinaryArray) -> bool:
@@ -143,7 +151,7 @@ def _python_type(kind: pyarrow.DataType) -> Any:
     if types.is_integer(kind):
         return int | None
     if types.is_floating(kind):
-        return int | float | None
+        return float | None
     if types.is_struct(kind):
         return cast(Any, TypedDict)("Fields", {each.name: _python_type(each.type) for each in kind}, total=False) | None
     if types.is_list(kind):
@@ -164,6 +172,23 @@ def _as_stored(kind: pyarrow.DataType) -> pyarrow.DataType:
     if types.is_map(kind):
         return pyarrow.map_(_as_stored(kind.key_type), kind.item_field.with_type(_as_stored(kind.item_type)))
     return kind
+
+
+def _has_floats(kind: pyarrow.DataType) -> bool:
+    return bool(types.is_floating(kind) or any(_has_floats(kind.field(index).type) for index in range(kind.num_fields)))
+
+
+def _rounded(value: Any, kind: pyarrow.DataType) -> Any:
+    """Return the value with floating-point numbers for the integers in their place."""
+    if types.is_floating(kind) and isinstance(value, int):
+        return float(value)
+    if value is None or not types.is_nested(kind):
+        return value
+    if types.is_struct(kind):
+        return {each.name: _rounded(value.get(each.name), each.type) for each in kind}
+    if types.is_list(kind):
+        return [_rounded(each, kind.value_type) for each in value]
+    return {key: _rounded(each, kind.item_type) for key, each in value.items()}
 
 
 def _finds_trap(kind: pyarrow.DataType) -> Callable[[Any], bool]:

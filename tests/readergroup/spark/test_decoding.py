@@ -96,6 +96,8 @@ def column(field: pyarrow.Field, value: Any) -> pyarrow.Array:
     try:
         if is_trap(value, kind):
             raise ValueError
+        if types.is_floating(kind) and isinstance(value, int):
+            value = float(value)
         return pyarrow.array([value], pyarrow.string() if is_text else kind).cast(kind)
     except (ValueError, TypeError, OverflowError):
         return None
@@ -166,6 +168,9 @@ def check(events: Sequence[bytes]) -> None:
         b'{"inner":[]}',
         b'{"double":true}',
         b'{"double":12345678901234567890}',
+        b'{"double":9007199254740993}',
+        b'{"double":-9007199254740993,"float":true}',
+        b'{"double":1%s}' % (b"0" * 400),
         b'{"list":""}',
         b'{"long":9223372036854775808}',
         b'{"other":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -189,6 +194,33 @@ def test_times_in_nested_types_are_text_too() -> None:
     first, second = decoded.columns["a b"].cast(kind).to_pylist()
     assert first["at"][0].timestamp() == 1 and first["price"] == Decimal("1.50")
     assert second is None and [each.row for each in decoded.misfits] == [1]
+
+
+@pytest.mark.parametrize("serializer", ["json", "msgpack"])
+@pytest.mark.parametrize("other", [{}, {"x": [{"y": {"z": True}}]}], ids=["all fit", "not all fit"])
+def test_an_integer_gives_the_nearest_floating_point_number(serializer: str, other: dict[str, Any]) -> None:
+    """Whether or not another event makes all be decoded in the slower way."""
+    dumps = {"json": rg.JsonSerializer(), "msgpack": rg.MsgpackSerializer()}[serializer].dumps
+    for kind, integer, nearest in (
+        (pyarrow.float64(), 2**53 + 1, 2.0**53),
+        (pyarrow.float64(), 2**64 - 1, 2.0**64),
+        (pyarrow.float32(), 2**24 + 1, 2.0**24),
+        (pyarrow.float32(), -(2**63), -(2.0**63)),
+    ):
+        nested = pyarrow.list_(
+            pyarrow.struct([("y", pyarrow.map_(pyarrow.string(), kind)), ("text", pyarrow.string())])
+        )
+        rows = [{"x": [{"y": {"z": integer, "null": None}, "text": "a"}, None, {"y": {"z": 1.5}}]}, {"x": None}, other]
+        decoded = EventDecoder([pyarrow.field("x", nested)], serializer).decode(
+            pyarrow.array([dumps(row) for row in rows], pyarrow.binary())
+        )
+        first, *rest = decoded.columns["x"].to_pylist()
+        assert first == [
+            {"y": [("z", nearest), ("null", None)], "text": "a"},
+            None,
+            {"y": [("z", 1.5)], "text": None},
+        ]
+        assert rest == [None, None] and len(decoded.misfits) == bool(other)
 
 
 TEXTS: Final = pyarrow.list_(pyarrow.string())
