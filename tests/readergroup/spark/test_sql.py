@@ -41,6 +41,20 @@ def test_a_table_is_refused_in_a_sentence(spark: SparkSession, client: rg.Client
         spark.sql("DROP TABLE declared")
 
 
+def test_a_frame_saved_as_a_table_is_written_and_the_table_is_refused(
+    spark: SparkSession, client: rg.Client, url: str
+) -> None:
+    client.streams.create(STREAM)
+    writer = spark.range(3).selectExpr("cast(id AS string) AS event").write.format("readergroup")
+    writer.options(url=url, stream=STREAM).mode("append").saveAsTable("saved")  # Spark keeps no options
+    try:
+        with pytest.raises(AnalysisException, match="does not keep them; in SQL, use CREATE TEMPORARY VIEW"):
+            spark.table("saved").count()
+    finally:
+        spark.sql("DROP TABLE saved")
+    assert sum(map(client.batch.count, client.batch.segment_ranges(STREAM))) == 3
+
+
 def test_a_path_is_the_stream_of_each_kind_of_query(
     spark: SparkSession, client: rg.Client, url: str, tmp_path: Path
 ) -> None:
