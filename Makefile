@@ -3,6 +3,7 @@
 # make demo-autoscale   a stream and its readers scale with a day of load, in a minute
 # make test    the test suite                make check       lint, types, layers
 # make test-broad    wide forms of its tests: more seeds, more examples, more stores
+# make test-spark-broad   all wide forms of the tests of Spark
 # make test-stores STORES=nats    what takes a store, all of it on these (memory,sqlite,postgresql,nats,nats-cluster)
 #              and what is too broad for make test: more seeds, more schedules
 # make test-lowest   with the lowest versions that pyproject.toml allows
@@ -27,10 +28,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 PACKAGES := synchronizer notifications readergroup
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-autoscale demo-spark serve-demo test java test-broad test-stores test-lowest check bench simulate chaos soak wheel-test clean
+.PHONY: help demo demo-autoscale demo-spark serve-demo test java test-broad test-spark-broad test-stores test-lowest check bench simulate chaos soak wheel-test clean
 
 help:
-	@sed -n '1,11s/^# //p' Makefile
+	@sed -n '1,12s/^# //p' Makefile
 
 # Each stamp stands for one set of dependencies, and is as new as the pyproject.toml that was installed.
 $(VENV)/bin/python:
@@ -100,6 +101,10 @@ test-broad: $(VENV)/.installed-dev java
 	    trap 'kill $$spark' TERM; \
 	    $(BIN)/pytest $(BROAD_TESTS) -k 'not ($(LONGER))' --quiet --broad --numprocesses $(WORKERS) --dist worksteal; \
 	    code=$$?; wait $$spark || code=$$?; cat build/spark-tests.txt; exit $$code
+
+# Every wide form of the tests of Spark, also those that take longer, which no other target runs.
+test-spark-broad: $(VENV)/.installed-dev java
+	$(BIN)/pytest tests/readergroup/spark --quiet --broad --spark
 
 # `make test` runs everything on one store and a part on others; this runs everything on all STORES, and the
 # tests with the mark `broad`, which are the wide forms of others.

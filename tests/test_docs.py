@@ -59,6 +59,13 @@ def test_the_programs_of_the_readme_run_again_in_the_same_folder(tmp_path: Path)
             assert done.returncode == 0, done.stderr
 
 
+def test_the_targets_of_make_that_pages_name_exist() -> None:
+    texts = [page.read_text() for page in [*PAGES, ROOT / "CONTRIBUTING.md"]]
+    named = {target for text in texts for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"test", "test-spark-broad"} <= named <= targets
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
