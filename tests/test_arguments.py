@@ -90,7 +90,7 @@ NOT_TYPED: Mapping[str, frozenset[str]] = {
         "EventBatch.only", "EventBatch.slices_after", "EventBatch.without", "LeaderElection.on_news",
         "PollingNotifier.detect", "PollingNotifier.look",
         "ReaderGroup.open_reader", "ReaderGroupManager.note_skipped", "ReaderGroupManager.subscribers",
-        "Staging.encode", "Staging.write_encoded",
+        "Staging.encode", "Staging.segments_of", "Staging.write_encoded",
         "StreamManager.delete_staged", "StreamManager.finish_pending", "StreamManager.resolve",
         "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put", "Subscription.receive",
         "TransitionFeed.put",

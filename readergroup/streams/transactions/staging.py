@@ -180,7 +180,7 @@ class Staging(Generic[T]):
         self, event: bytes, routing_key: str | None, headers: Headers | None, event_time: int | None
     ) -> None:
         """Store the event in a staged segment of its own, behind the events of its segment so far."""
-        staging = self._segments[self.segment_of(routing_key)]
+        staging = self._segments[self._segment_of(routing_key)]
         self._send([staging])
         at = int(self._clock.time() * 1_000_000)
         number = self._encoded = self._encoded + 1
@@ -200,7 +200,7 @@ class Staging(Generic[T]):
                 staging.lengths[-1] += len(chunk)
             staging.is_full = True
 
-    def segment_of(self, routing_key: str | None) -> int:
+    def _segment_of(self, routing_key: str | None) -> int:
         """Return the segment of the stream for events of this key; without a key, round robin."""
         if routing_key is None:
             self._round_robin += 1
@@ -209,7 +209,7 @@ class Staging(Generic[T]):
 
     def segments_of(self, routing_keys: Sequence[str | None]) -> Sequence[int]:
         """Return the segments of the stream for events of these keys."""
-        return self._routes.segments_of(routing_keys, self.segment_of(None))
+        return self._routes.segments_of(routing_keys, self._segment_of(None))
 
     def encode(self, batch: Batch) -> EncodedBatch:
         """Encode events for one segment, from `segments_of`, for `write_encoded`. Other threads may write meanwhile."""
