@@ -289,9 +289,9 @@ def test_the_first_in_turn_proposes_at_once_and_the_others_if_it_does_not(world:
 
 
 def test_f11_a_group_of_another_planner_is_balanced_by_others(world: World) -> None:
-    newer = world.state.replace(planner=2)
+    newer, log = world.state.replace(planner=2), world.group_log()
     world.admin.groups.delete("billing")
-    world.group_log().initialize(newer.replace(readers=Map(), segments=newer.segments))
+    log.initialize(newer.replace(readers=Map(), segments=newer.segments))
     process = world.process()
     process.reader("r1")
     world.pass_time(5)
