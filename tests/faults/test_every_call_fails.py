@@ -27,6 +27,7 @@ REACH_SECONDS = 1.0
 SELDOM_REACHED: Mapping[str, str] = {
     "sqlite3 PRAGMA": "a new connection",
     "sqlite3.connect": "a new connection",
+    "psycopg.Connection.connect": "a new connection",
     "nats.TcpTransport.drain": "a new connection, or one whose buffer is full",
     "nats.TcpTransport.write": "a new connection, a subscription or a ping",
 }
