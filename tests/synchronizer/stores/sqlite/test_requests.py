@@ -13,7 +13,7 @@ from synchronizer.errors import NotFoundError
 from synchronizer.store import ANY, Append, Appended, AttributeChange, Conflict
 from synchronizer.stores.checks import check_appends
 from synchronizer.stores.sqlite import requests as sqlite_requests
-from synchronizer.stores.sqlite.commit_slots import MAX_ANSWERS_BYTES
+from synchronizer.stores.sqlite.commit_slots import MAX_ANSWERS_BYTES, MAX_REQUEST_BYTES
 from synchronizer.stores.sqlite.group_commit import Step, StepBatch
 from synchronizer.stores.sqlite.requests import _LONGER_THAN_ANY, MAX_APPENDS, Request
 from synchronizer.stores.sqlite.shared_commit import _requests
@@ -23,7 +23,11 @@ values = st.binary(max_size=300)
 offsets = st.integers(0, _LONGER_THAN_ANY - 1)
 changes = st.builds(AttributeChange, st.none() | st.just(ANY) | values, st.none() | values)
 appends = st.builds(
-    Append, names, st.binary(max_size=3000), st.none() | offsets, st.dictionaries(names, changes, max_size=4)
+    Append,
+    names,
+    st.binary(max_size=3000) | st.sampled_from([20_000, 60_000]).map(bytes),
+    st.none() | offsets,
+    st.dictionaries(names, changes, max_size=4),
 )
 several = st.lists(appends, max_size=5, unique_by=lambda each: each.segment)
 requests = appends.map(lambda each: Request([each], is_together=False)) | several.map(
@@ -119,7 +123,7 @@ def handed_over(sent: list[Request]) -> list[Request]:
         return []
     steps: list[Step[sqlite3.Connection]] = [Step(each.run, request=each) for each in sent]
     handed, data = _requests(StepBatch(steps[0], lambda place: steps[place:]))
-    assert len(data) <= MAX_ANSWERS_BYTES
+    assert len(data) <= MAX_REQUEST_BYTES
     arrived = sqlite_requests.decode(data) if data else []
     assert arrived == [step.request for step in handed] == sent[: len(arrived)]
     return arrived

@@ -38,7 +38,7 @@ from .gates import give_slot, held, is_locked, is_posted, patient_processes
 pytestmark = pytest.mark.skipif(not CommitSlots.is_available(), reason="no shared commits on this system")
 
 STORES = 4
-#: An append of so many bytes has no room in a slot.
+#: One byte more than another process may commit.
 TOO_LARGE = sqlite_requests.MAX_BYTES + 1
 
 
