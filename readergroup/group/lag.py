@@ -108,7 +108,12 @@ class GroupLag(BaseModel):
     @property
     def stalled(self) -> Mapping[SegmentId, str | None]:
         """The segments that have `SegmentLag.stalled`, each with its reader; None: it has none."""
-        return {segment: lag.owner for segment, lag in self.segments.items() if lag.stalled}
+        return unmoved(self, STALLED_SECONDS)
+
+
+def unmoved(lag: GroupLag, seconds: float) -> Mapping[SegmentId, str | None]:
+    """Return the segments whose position has not moved for so long although events wait, each with its reader."""
+    return {segment: each.owner for segment, each in lag.segments.items() if each.unmoved_seconds >= seconds}
 
 
 class Movement:

@@ -15,7 +15,7 @@ from synchronizer import InvalidArgumentError, NotFoundError, StateSynchronizer
 from synchronizer.arguments import check_count, check_duration
 
 from ..streams.config import SegmentId
-from .lag import GroupLag
+from .lag import GroupLag, unmoved
 from .model.state import ReaderGroupState
 from .updater import is_of_another_stream
 
@@ -57,11 +57,7 @@ class LagThresholds(NamedTuple):
         """Return the present level. Between half of a threshold and the threshold, it does not change."""
         measured = [(lag.seconds, self.seconds), (float(lag.events), self.events)]
         parts = [value / limit for value, limit in measured if limit is not None]
-        stalled: dict[SegmentId, str | None] = {}
-        if self.stalled_seconds is not None:
-            stalled = {
-                s: each.owner for s, each in lag.segments.items() if each.unmoved_seconds >= self.stalled_seconds
-            }
+        stalled = {} if self.stalled_seconds is None else unmoved(lag, self.stalled_seconds)
         highest = max(parts, default=0.0)
         return LagLevel(highest > 1 or (was_behind and highest > CAUGHT_UP), stalled)
 

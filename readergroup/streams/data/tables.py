@@ -152,7 +152,7 @@ def _nulls(chunk: pyarrow.Array) -> int:
     """Return how many values are null; the null of a dictionary is not in its ``null_count``."""
     if not types.is_dictionary(chunk.type) or not chunk.dictionary.null_count:
         return int(chunk.null_count)
-    return int(chunk.dictionary.take(chunk.indices).null_count)
+    return len(chunk) - int(chunk.dictionary.is_valid().take(chunk.indices).true_count)
 
 
 def _checked_type(column: pyarrow.ChunkedArray, name: str, argument: str, *, binary: bool) -> pyarrow.ChunkedArray:

@@ -230,19 +230,25 @@ def test_a_deleted_stream_fails_the_query_or_leaves_it(
     assert "the query continues with the other streams" in caplog.text
 
 
-def test_a_stream_that_is_deleted_while_a_batch_is_planned_leaves_the_query(
-    client: rg.Client, make_reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(client)
-    plan, lenient = StreamReader._next_cuts, make_reader(failOnDataLoss="false")
-    start = lenient.initialOffset()
+def delete_while_planning(client: rg.Client, patch: pytest.MonkeyPatch) -> None:
+    """Have each plan of a batch begin with the deletion of the second stream."""
+    plan = StreamReader._next_cuts
 
     def delete_first(*args: Any) -> Any:
         client.streams.delete(STREAMS[1])
         return plan(*args)
 
+    patch.setattr(StreamReader, "_next_cuts", delete_first)
+
+
+def test_a_stream_that_is_deleted_while_a_batch_is_planned_leaves_the_query(
+    client: rg.Client, make_reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client)
+    lenient = make_reader(failOnDataLoss="false")
+    start = lenient.initialOffset()
     with monkeypatch.context() as patch:
-        patch.setattr(StreamReader, "_next_cuts", delete_first)
+        delete_while_planning(client, patch)
         without = lenient.latestOffset(start, ALL)
     assert without != start
     assert rows(lenient, start, without) == []
@@ -259,16 +265,11 @@ def test_available_now_reads_on_when_a_stream_is_deleted_while_a_batch_is_planne
     client: rg.Client, make_reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client)
-    plan, reader = StreamReader._next_cuts, make_reader(failOnDataLoss="false")
+    reader = make_reader(failOnDataLoss="false")
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
-
-    def delete_first(*args: Any) -> Any:
-        client.streams.delete(STREAMS[1])
-        return plan(*args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(StreamReader, "_next_cuts", delete_first)
+        delete_while_planning(client, patch)
         end = reader.latestOffset(start, ALL)
     assert end != start, "the query would end"
     assert sorted(drained(reader, end)[0]) == expected(("orders", 0, 100))
