@@ -23,9 +23,10 @@ from synchronizer import (
 )
 
 from .auditor import Hearing
-from .ledger import LEDGER_UPDATES, Enter, Ledger, Strike
+from .ledger import LEDGER_UPDATES, Enter, Ledger, Strike, open_ledger
 from .retrying import retry_later
 from .scenario import KEEPERS_OF_CHECKPOINTS, Actor
+from .second_clients import come_and_go
 from .transacting import transact
 from .world import Process
 
@@ -69,6 +70,8 @@ class Application:
             self.group = self.find_group()
         if self.group is not None:
             self.run.groups[self.process] = self.group
+        if self.actor.comes_and_goes:
+            self.process.spawn(partial(come_and_go, self, GROUP), "second client")
         work()
         self.finished = True
 
@@ -529,7 +532,7 @@ class Application:
         return record
 
     def _ledger(self) -> StateSynchronizer[Ledger]:
-        return self.client.synchronizer("ledger", initial=Ledger(), updates=LEDGER_UPDATES)
+        return open_ledger(self.client)
 
     def clerk(self) -> None:
         """Enter a few lines into the ledger, each once, perhaps from several threads."""
@@ -545,21 +548,24 @@ class Application:
 
     def _enter_some(self, ledger: StateSynchronizer[Ledger], thread: int, pause: float) -> None:
         for number in range(self.rng.choice((3, 6, 10))):
-            entry = f"{self.actor.name}/{thread}/{number}"
-            try:
-                after = self.timed("update_state", 3.0, partial(ledger.update_state, _entering(entry), timeout=3.0))
-                self.run.entered[entry] = True
-                if entry not in after.entries:
-                    self.auditor.broken("S4", f"{self.process.name}: {entry} is not in the state after its update")
-            except OutcomeUnknownError:
-                self.run.entered[entry] = None
-            except rg.ReaderGroupError:
-                self.run.entered[entry] = False
+            self.enter(ledger, f"{self.actor.name}/{thread}/{number}")
             if self.rng.random() < 0.3:
                 self._fetch(ledger)
             self.process.sleep(self.rng.random() * pause)
             if self.rng.random() < 0.2:
                 self._find_nothing_to_do(ledger)
+
+    def enter(self, ledger: StateSynchronizer[Ledger], entry: str) -> None:
+        """Enter a line, and note what the call says of it."""
+        try:
+            after = self.timed("update_state", 3.0, partial(ledger.update_state, _entering(entry), timeout=3.0))
+            self.run.entered[entry] = True
+            if entry not in after.entries:
+                self.auditor.broken("S4", f"{self.process.name}: {entry} is not in the state after its update")
+        except OutcomeUnknownError:
+            self.run.entered[entry] = None
+        except rg.ReaderGroupError:
+            self.run.entered[entry] = False
 
     def _find_nothing_to_do(self, ledger: StateSynchronizer[Ledger]) -> None:
         """What a call does not change, it has seen as it was when the call began, or later."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from synchronizer import Map, Revision, State, Update
+import readergroup as rg
+from synchronizer import Map, Revision, State, StateSynchronizer, Update
 
 
 class Ledger(State):
@@ -37,3 +38,7 @@ class Strike(Update[Ledger], tag="strike"):
 
 
 LEDGER_UPDATES: Final[tuple[type[Update[Any]], ...]] = (Enter,)
+
+
+def open_ledger(client: rg.Client) -> StateSynchronizer[Ledger]:
+    return client.synchronizer("ledger", initial=Ledger(), updates=LEDGER_UPDATES)

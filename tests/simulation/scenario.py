@@ -66,13 +66,16 @@ class Actor:
     clock_offset: float = 0.0
     listens: bool = False
     raises: bool = False
+    #: Its process opens and closes a second client all the time.
+    comes_and_goes: bool = False
     #: It starts, from ``at`` on, when this phase begins.
     during: str = ""
 
     def __str__(self) -> str:
         facts = [self.kind, self.subject] if self.kind != "reader" else [f"reader {self.subject}", self.style]
         when = f", when there is a {self.during}" if self.during else ""
-        return f"{self.at:6.2f}  {self.name} starts: {' '.join(filter(None, facts))}{when}"
+        beside = ", beside second clients" if self.comes_and_goes else ""
+        return f"{self.at:6.2f}  {self.name} starts: {' '.join(filter(None, facts))}{beside}{when}"
 
 
 @dataclass(frozen=True)
@@ -200,8 +203,21 @@ def generate(seed: int) -> Scenario:
     chance = random.Random(f"retrying/{seed}")
     if chance.random() < 0.05:
         scenario = _with_retriers(scenario, chance)
+    chance = random.Random(f"two clients/{seed}")
+    if chance.random() < 0.1:
+        scenario = _with_second_clients(scenario, chance)
     chance = random.Random(f"archive/{seed}")
     return _with_archive(scenario, chance) if chance.random() < 0.05 else scenario
+
+
+def _with_second_clients(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The same, with second clients in some processes that work for long."""
+    lasting = ("reader", "writer", "listener", "clerk", "pool", "concurrent")
+    actors = [
+        replace(actor, comes_and_goes=True) if actor.kind in lasting and rng.random() < 0.6 else actor
+        for actor in scenario.actors
+    ]
+    return replace(scenario, actors=tuple(actors))
 
 
 def _with_recorders(scenario: Scenario, rng: random.Random) -> Scenario:

@@ -55,6 +55,7 @@ class Report:
             stored=sum(auditor.stored.values()),
             told=sum(len(hearing.told) for hearing in auditor.hearings),
             takeovers=len(auditor.takeovers),
+            second_clients=outcome.world.second_clients,
         )
         self.longest_takeover = max(self.longest_takeover, *auditor.takeovers, 0.0)
         if outcome.failed:

@@ -52,6 +52,34 @@ def test_a_scenario_of_a_seed_is_the_same_everywhere() -> None:
     assert len({str(generate(seed)) for seed in range(50)}) == 50
 
 
+def test_second_clients_come_and_go_beside_those_that_work() -> None:
+    scenario = Scenario(
+        seed=1,
+        actors=(
+            Actor("reader1", "reader", subject="a", comes_and_goes=True),
+            Actor("reader2", "reader", at=1.0, subject="b", comes_and_goes=True),
+            Actor("writer1", "writer", subject="shop/orders", comes_and_goes=True),
+            Actor("clerk1", "clerk", comes_and_goes=True),
+        ),
+        mishaps=(Mishap(2.0, "stop", "reader2", seconds=1.0), Mishap(4.0, "kill", "reader1")),
+    )
+    joined: set[str] = set()
+
+    def watch(run: Run) -> None:
+        say = run.world.say
+
+        def heard(who: str, what: str) -> None:
+            joined.update(re.findall(r"AddReader\(reader='(reader\d-\d+)'", what))
+            say(who, what)
+
+        run.world.say = heard  # type: ignore[method-assign]
+
+    outcome = run(scenario, transcript=True, watch=watch)
+    assert not outcome.failed, outcome.violations
+    assert outcome.world.second_clients > 10
+    assert len(joined) > 3, "\n".join(outcome.transcript)
+
+
 def forgetting(run: Run) -> None:
     """From the start of ``reader2`` on, no application really processes what it is handed."""
     processed = run.auditor.processed

@@ -22,6 +22,7 @@ from synchronizer import (
     Appended,
     AppendResult,
     AttributeChange,
+    ClosedError,
     Conflict,
     NotFoundError,
     SegmentInfo,
@@ -114,6 +115,17 @@ class Process:
     def client(self, *, timeout: float = 10.0) -> rg.Client:
         return rg.Client(self.store, timeout=timeout, clock=self.clock)
 
+    @contextmanager
+    def second_client(self, *, timeout: float) -> Iterator[rg.Client]:
+        """A client with a store of its own, which is closed with it."""
+        store = SimStore(self)
+        self.world.second_clients += 1
+        try:
+            with rg.Client(store, timeout=timeout, clock=self.clock) as client:
+                yield client
+        finally:
+            store.close()
+
     def spawn(self, run: Callable[[], object], name: str = "main") -> SimThread:
         return self.world.simulation.spawn(self, name, run)
 
@@ -161,6 +173,7 @@ class World:
         self.on_call: Callable[[Process, str, str], str | None] = lambda process, verb, segment: None
         self.digest = 0
         self.faults: Counter[str] = Counter()
+        self.second_clients = 0
         self.waiters: dict[str, list[SimThread]] = defaultdict(list)
         self.queues: dict[str, deque[_QueuePosition]] = defaultdict(deque)  # of the fair lock, per segment
         self.away_until = 0.0
@@ -290,6 +303,7 @@ class SimStore(SegmentStore, translate_errors=False):
         self._world = process.world
         self._simulation = process.world.simulation
         self._inner = process.world.memory
+        self._closed = False
 
     # ------------------------------------------------------------------ the verbs
 
@@ -478,7 +492,7 @@ class SimStore(SegmentStore, translate_errors=False):
             self._world.leave_queue(queue, place)
 
     def close(self) -> None:
-        """The store is everybody's."""
+        self._closed = True
 
     # ------------------------------------------------------------------ faults
 
@@ -499,6 +513,8 @@ class SimStore(SegmentStore, translate_errors=False):
     def _begin(self, verb: str, segment: str) -> str | None:
         """The request travels; returns what goes wrong with it, if that does not end it here."""
         process, world = self._process, self._world
+        if self._closed:
+            raise ClosedError("the store is closed", verb=verb, segment=segment)
         process.calls += 1
         if not is_staged(segment):
             world.on_send(process, verb, segment)
