@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,9 +32,13 @@ def reasons(error: ValidationError) -> str:
     """Return the findings of pydantic in one line: fields, reasons and values."""
     return "; ".join(
         ": ".join(filter(None, (".".join(map(str, e["loc"])), _in_our_words(e["type"], e["msg"]))))
-        + (f", not {e['input']!r:.100}" if e["loc"] and e["type"] not in ("missing", "extra_forbidden") else "")
+        + (f", not {_shown(e['input']):.100}" if e["loc"] and e["type"] not in ("missing", "extra_forbidden") else "")
         for e in error.errors()
     )
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, timedelta) else repr(value)
 
 
 def _in_our_words(kind: str, message: str) -> str:

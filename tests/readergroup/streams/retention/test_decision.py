@@ -148,6 +148,11 @@ def test_policies_that_contradict_themselves_are_refused(fields: dict[str, objec
         RetentionPolicy(**fields)  # type: ignore[arg-type]
 
 
+def test_an_age_that_is_refused_is_shown_as_a_time() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"max_age: .* not -1 day, 23:00:00$"):
+        RetentionPolicy(max_age=timedelta(hours=-1))
+
+
 # ---------------------------------------------------------------------- any load
 
 STEPS = st.lists(st.tuples(st.floats(0.1, 5 * DAY), st.integers(0, 10_000)), min_size=1, max_size=100)
