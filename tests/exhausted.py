@@ -75,7 +75,11 @@ def until_told(connection: Connection) -> Iterator[Callable[[], None]]:
     """What the parent uses up, and says when."""
     connection.send("begin")
     connection.recv()
-    yield lambda: None
+    try:
+        yield lambda: None
+    except BaseException:
+        connection.send(traceback.format_exc())  # before the writer waits for the store
+        raise
     connection.send("end")
     connection.recv()
 
