@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
+import weakref
 import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -747,6 +748,7 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "asyncio": SimAsyncio(simulation),
         "MIN_WINDOW_EVENTS": MIN_WINDOW_EVENTS,
         "READY_EVENTS": READY_EVENTS,
+        "_writers": weakref.WeakSet(),  # what is not stored at the end of a simulation needs no time at the exit
     }
     replaced: list[tuple[Any, str, object]] = []
     load_simulated()
