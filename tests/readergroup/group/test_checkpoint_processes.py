@@ -43,7 +43,7 @@ class Ledger:
         self.folder = folder
         self.client = rg.connect(url)
         self.client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(3))
-        self.group = self.client.groups.create(GROUP, streams=[STREAM], reader_timeout_seconds=4.0)
+        self.group = self.client.groups.create(GROUP, streams=[STREAM], reader_timeout_seconds=2.0)
         self.written: list[str] = []
 
     def write(self, count: int) -> None:
