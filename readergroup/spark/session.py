@@ -46,6 +46,8 @@ _SETTINGS: Final = {
     "spark.sql.streaming.pollingDelay": "100ms",
     # On a busy machine a Python worker takes longer to start than the 15 s after which Spark fails the query.
     "spark.python.authenticate.socketTimeout": "120s",
+    # A query that is killed while it records its first batch leaves a part of a file, and Spark refuses to go on.
+    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 #: For a cluster. With a state store in each partition, a small streaming batch would take seconds.

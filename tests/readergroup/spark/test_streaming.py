@@ -65,6 +65,19 @@ def test_a_query_goes_on_from_its_checkpoint_over_splits_and_merges(
     assert max(progress["numInputRows"] for progress in query.recentProgress) <= 100
 
 
+def test_a_query_that_was_killed_while_it_recorded_its_first_batch_goes_on(
+    client: rg.Client, start: Start, tmp_path: Path
+) -> None:
+    client.streams.create(STREAM)
+    write(client, range(100))
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / ".0.0c0ffee0-0000-4000-8000-000000000000.tmp").write_text("v1\n")  # as Spark names it
+    (tmp_path / "checkpoint" / "metadata").write_text('{"id":"0c0ffee0-0000-4000-8000-000000000000"}')
+    run(start())
+    assert_in_order(recorded(tmp_path / "record"), 100)
+
+
 def test_a_query_follows_splits_and_merges_while_it_runs(client: rg.Client, start: Start, tmp_path: Path) -> None:
     client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
     write(client, range(100))
