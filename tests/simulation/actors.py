@@ -403,7 +403,7 @@ class Application:
             logs: list[StateSynchronizer[Any]] = [self.group.synchronizer, self.group.synchronizer]
             try:
                 logs.append(self.client.streams.synchronizer(self.run.scenario.streams[0]))
-                logs.append(self._ledger())
+                logs.append(open_ledger(self.client))
                 log = self.rng.choice(logs)
                 self.timed("compact", 5.0, log.compact)
             except rg.ReaderGroupError as error:
@@ -531,12 +531,9 @@ class Application:
 
         return record
 
-    def _ledger(self) -> StateSynchronizer[Ledger]:
-        return open_ledger(self.client)
-
     def clerk(self) -> None:
         """Enter a few lines into the ledger, each once, perhaps from several threads."""
-        ledger = self.insist(self._ledger)
+        ledger = self.insist(partial(open_ledger, self.client))
         self.run.ledgers[self.process] = ledger
         pause = self.rng.choice((0.01, 0.01, 1.0))
         threads = [

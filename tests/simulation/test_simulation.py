@@ -63,21 +63,12 @@ def test_second_clients_come_and_go_beside_those_that_work() -> None:
         ),
         mishaps=(Mishap(2.0, "stop", "reader2", seconds=1.0), Mishap(4.0, "kill", "reader1")),
     )
-    joined: set[str] = set()
-
-    def watch(run: Run) -> None:
-        say = run.world.say
-
-        def heard(who: str, what: str) -> None:
-            joined.update(re.findall(r"AddReader\(reader='(reader\d-\d+)'", what))
-            say(who, what)
-
-        run.world.say = heard  # type: ignore[method-assign]
-
-    outcome = run(scenario, transcript=True, watch=watch)
+    outcome = run(scenario, transcript=True)
     assert not outcome.failed, outcome.violations
     assert outcome.world.second_clients > 10
-    assert len(joined) > 3, "\n".join(outcome.transcript)
+    transcript = "\n".join(outcome.transcript)
+    joined = {*re.findall(r"AddReader\(reader='(reader\d-\d+)'", transcript)}
+    assert len(joined) > 3, transcript
 
 
 def forgetting(run: Run) -> None:

@@ -748,7 +748,7 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "asyncio": SimAsyncio(simulation),
         "MIN_WINDOW_EVENTS": MIN_WINDOW_EVENTS,
         "READY_EVENTS": READY_EVENTS,
-        "_writers": weakref.WeakSet(),  # what is not stored at the end of a simulation needs no time at the exit
+        "_writers": weakref.WeakSet(),  # the exit waits for none that a simulation left open
     }
     replaced: list[tuple[Any, str, object]] = []
     load_simulated()
