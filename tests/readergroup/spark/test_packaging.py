@@ -22,6 +22,8 @@ from tests.readergroup.spark import packed_job
 from tests.readergroup.spark.standalone import SPARK, cluster
 from tests.readergroup.spark.streams import STREAM, write
 
+#: A cluster and an archive take most of a minute.
+pytestmark = pytest.mark.broad
 PACKAGES = ("synchronizer", "notifications", "readergroup")
 #: What packages have for their own tests, for compilers and for other services. The archive is unpacked several times.
 UNUSED = re.compile(r"/(tests|include)/|flight|libarrow_s3|_s3fs")
@@ -64,7 +66,6 @@ def needed(name: str, extras: set[str]) -> dict[str, Distribution]:
     return found
 
 
-@pytest.mark.broad  # the doctor finds it there too
 def test_an_archive_brings_the_package_to_workers_without_it(master: str, folder: Path, postgres_url: str) -> None:
     with rg.connect(postgres_url) as client:
         for stream in (STREAM, "shop/copied"):
@@ -127,7 +128,6 @@ def test_the_doctor_says_what_the_executors_have(doctor: Callable[..., tuple[int
         assert re.search(rf"^ok +executor {number} +the store answers$", said, re.MULTILINE), said
 
 
-@pytest.mark.broad
 def test_the_doctor_says_that_another_python_lacks_the_package(doctor: Callable[..., tuple[int, str]]) -> None:
     code, said = doctor(python="python3")
     assert code == 1
@@ -135,7 +135,6 @@ def test_the_doctor_says_that_another_python_lacks_the_package(doctor: Callable[
         assert re.search(rf"^missing +executor {number} +no readergroup; see", said, re.MULTILINE), said
 
 
-@pytest.mark.broad
 def test_the_doctor_says_that_there_is_no_python(doctor: Callable[..., tuple[int, str]]) -> None:
     code, said = doctor(python="./environment/bin/python")
     assert code == 1

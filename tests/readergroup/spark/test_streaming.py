@@ -122,7 +122,14 @@ def test_a_query_that_lost_data_fails_unless_told_to_go_on(client: rg.Client, st
     assert recorded(tmp_path / "record") == [*range(100), *range(200, 300)]
 
 
-@pytest.mark.parametrize("limit", [{}, {"maxBytesPerTrigger": "20k"}, {"maxEventsPerTrigger": "300"}], ids=str)
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"maxBytesPerTrigger": "20k"},
+        *(pytest.param(limit, marks=pytest.mark.broad) for limit in ({}, {"maxEventsPerTrigger": "300"})),
+    ],
+    ids=str,
+)
 def test_a_watermark_drops_no_events_of_a_stream_that_was_scaled_and_has_a_hot_key(
     url: str, spark: SparkSession, tmp_path: Path, limit: dict[str, str]
 ) -> None:

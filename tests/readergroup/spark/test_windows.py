@@ -86,7 +86,8 @@ def live_and_be_killed(url: str, folder: Path, rng: random.Random, sensors: Sens
         process.wait()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=[pytest.mark.broad, pytest.mark.timeout(7200)])])
+@pytest.mark.broad  # test_processes kills drivers in every run
+@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.timeout(7200))])
 def test_windows_of_killed_drivers_have_the_true_counts(
     spark: SparkSession, client: rg.Client, url: str, tmp_path: Path, kills: int
 ) -> None:
