@@ -227,7 +227,7 @@ class EntryLog:
         Without ``flushes``, see `SegmentStore.append_unflushed`.
         """
         append = self.store.append if flushes else self.store.append_unflushed
-        return append(self.segment, data, expected_offset=offset, attributes=attributes)
+        return append(self.segment, data, expected_offset=offset, attributes=attributes or None)
 
     def truncate(self, offset: int) -> None:
         """Delete the entries before ``offset``."""

@@ -28,7 +28,7 @@ import ctypes
 import mmap
 import os
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from io import FileIO
@@ -244,7 +244,7 @@ class CommitSlots:
 
     def are_posted(self) -> bool:
         """Under the gate: return whether there may be requests to take."""
-        return any(True for _ in self._posted())
+        return bool(self._posted())
 
     def take(self, last_commit: int, commit: int) -> list[Taken]:
         """Under the gate: take the requests of running processes into ``commit``, which follows ``last_commit``."""
@@ -289,7 +289,8 @@ class CommitSlots:
 
     def wake(self) -> None:
         """After releasing the gate: wake the owners of settled requests, and one that waits to lead."""
-        self.wake_settled()
+        if self._settled:
+            self.wake_settled()
         for slot, base, number in self._posted():
             if self._is_waiting(base, number):
                 return self._wake(slot)
@@ -297,17 +298,21 @@ class CommitSlots:
     def _used(self) -> int:
         return min(self._words[_USED_SLOTS], _SLOTS) if self._is_whole() else 0
 
-    def _posted(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the slots of other processes with a request: number, first word, and number of the request.
+    def _posted(self) -> list[tuple[int, int, int]]:
+        """Return the slots of other processes with a request: number, first word, and number of the request.
 
         The first is the one after this process's slot: of conditional appends to one offset only the first succeeds.
         """
-        used, own = self._used(), -1 if self._own is None else self._own
+        found: list[tuple[int, int, int]] = []
+        if not (used := self._used()):  # no process has ever waited for another
+            return found
+        own = -1 if self._own is None else self._own
         for slot in (*range(own + 1, used), *range(min(own, used))):
             base = self._base(slot)
             request = self._words[base + _REQUEST]
             if request & _FLAGS == _POSTED and (number := _number(request)) != _DAMAGED:
-                yield slot, base, number
+                found.append((slot, base, number))
+        return found
 
     def _is_waiting(self, base: int, number: int) -> bool:
         """Return whether no leader has taken the request, and its owner still waits."""

@@ -47,6 +47,7 @@ _CHECK_BITS: Final = 16
 _CHECKSUM: Final = (1 << _CHECK_BITS) - 1
 _BLOB_BITS: Final = _CHECK_BITS + 1
 
+_INSERT: Final = "INSERT INTO extent VALUES (?, ?)"
 _REFERENCE: Final = "CASE typeof(extent.data) WHEN 'integer' THEN extent.data END"
 _EXTENTS: Final = (
     f"extent LEFT JOIN blob ON blob.id = CASE typeof(extent.data) WHEN 'integer' THEN extent.data >> {_BLOB_BITS} END"
@@ -131,6 +132,10 @@ def _keys(segment_id: int, offset: int, end: int) -> list[tuple[int, int]]:
 
 
 def _insert(connection: sqlite3.Connection, key: int, data: bytes) -> None:
+    if len(data) < BLOB_BYTES:
+        if data:
+            connection.execute(_INSERT, (key, data))
+        return
     view = memoryview(data)
     for first in range(0, len(data), _EXTENT_BYTES):
         part: memoryview | int = view[first : first + _EXTENT_BYTES]
@@ -138,7 +143,7 @@ def _insert(connection: sqlite3.Connection, key: int, data: bytes) -> None:
             blob = connection.execute("INSERT INTO blob (data) VALUES (?)", (part,)).lastrowid
             assert blob is not None
             part = Reference(blob, is_shared=False).encode(key + first)
-        connection.execute("INSERT INTO extent VALUES (?, ?)", (key + first, part))
+        connection.execute(_INSERT, (key + first, part))
 
 
 def copy(
@@ -185,7 +190,7 @@ def _share(connection: sqlite3.Connection, references: Sequence[tuple[int, Refer
         counts[blob] += 1
     connection.executemany(_WRITE_COUNT, ((*each, _count_checksum(*each)) for each in counts.items()))
     connection.executemany(
-        "INSERT INTO extent VALUES (?, ?)",
+        _INSERT,
         ((key + shift, each._replace(is_shared=True).encode(key + shift)) for key, each in references),
     )
     connection.executemany(

@@ -87,7 +87,6 @@ def test_what_was_acknowledged_survives_a_power_cut(appends: int, cuts: int, lib
         reading = Reading(store, recorded)
         write(range(WRITERS), appends, library, path, recorded)
         reading.end()
-        print("SHARED", sqlite_rows.last_shared_commit(store._writer) >> commit_slots._RANDOM_BITS)
         assert sqlite_rows.last_shared_commit(store._writer) >> commit_slots._RANDOM_BITS > appends // 10
     entries = list(read_entries(recorded))
     assert sum(entry.kind == b"a" for entry in entries) == WRITERS * appends
@@ -128,10 +127,14 @@ def write(numbers: Iterable[int], appends: int, library: Path, path: Path, recor
                     [sys.executable, "-m", module, str(path), str(recorded), str(number), str(appends)],
                     env=environment,
                     stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
                 )
             )
             for number in numbers
         ]
+        for writer in writers:
+            assert writer.stdout
+            assert writer.stdout.readline() == b"ready\n"
         for writer in writers:
             assert writer.stdin
             writer.stdin.write(b"go\n")
@@ -252,6 +255,7 @@ def main(path: str, recorded: str, number: int, appends: int) -> None:
     """Append, and record what is acknowledged."""
     log = os.open(recorded, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with SqliteStore(path, write_timeout=PATIENCE_SECONDS) as store:
+        print("ready", flush=True)
         sys.stdin.readline()
         for count in range(appends):
             record = b"%03d:%07d;" % (number, count)
