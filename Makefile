@@ -94,7 +94,8 @@ BROAD_TESTS := tests/notifications tests/readergroup tests/synchronizer tests/te
     'tests/simulation/test_simulation.py::test_no_seed_breaks_a_guarantee[50]'
 LONGER := everywhere or million or Cluster or PublicMeans or power_cut
 BROAD_SPARK_TESTS := $(addprefix tests/readergroup/spark/test_,packaging.py several_streams.py sink.py stream_reader.py \
-    streaming.py 'windows.py::test_windows_of_killed_drivers_have_the_true_counts[1]')
+    streaming.py 'windows.py::test_windows_of_killed_drivers_have_the_true_counts[1]' \
+    processes.py::test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice)
 
 test-broad: $(VENV)/.installed-dev java
 	@mkdir -p build

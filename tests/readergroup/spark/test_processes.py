@@ -154,6 +154,7 @@ def writing(url: str) -> Iterator[rg.Client]:
         yield client
 
 
+@pytest.mark.broad  # in every run, test_positions has two queries on one group
 def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
     spark: SparkSession, client: rg.Client, url: str, tmp_path: Path
 ) -> None:
