@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from orders import DEAD, ORDERS, PAID_WITHIN, PAYMENTS, REVENUE
@@ -37,16 +38,19 @@ def start(spark: SparkSession, url: str, folder: str) -> list[StreamingQuery]:
     in_time = F.expr(f"o.id = p.id AND paid_at BETWEEN at AND at + INTERVAL {PAID_WITHIN} SECONDS")
     paid = good.alias("o").join(payments.alias("p"), in_time).selectExpr("o.id", "shop", "amount", "at", "paid_at")
 
-    def to_stream(rows: DataFrame, stream: str, name: str) -> StreamingQuery:
-        writer = rows.writeStream.format("readergroup").options(url=url, stream=stream).queryName(name)
-        return writer.option("checkpointLocation", f"{folder}/checkpoints/{name}").start()
-
-    parquet = paid.writeStream.format("parquet").queryName("paid")
-    return [
-        to_stream(dead, DEAD, "dead"),
-        to_stream(revenue, REVENUE, "revenue"),
-        parquet.option("checkpointLocation", f"{folder}/checkpoints/paid").start(f"{folder}/paid"),
-    ]
+    writers = {
+        "dead": dead.writeStream.format("readergroup").options(url=url, stream=DEAD),
+        "revenue": revenue.writeStream.format("readergroup").options(url=url, stream=REVENUE),
+        "paid": paid.writeStream.format("parquet").option("path", f"{folder}/paid"),
+    }
+    queries: list[StreamingQuery] = []
+    for name, writer in writers.items():
+        query = writer.queryName(name).option("checkpointLocation", f"{folder}/checkpoints/{name}").start()
+        # One after the other: now and then Spark 4.3 cannot serialize a plan while another one is being made.
+        while query.isActive and query.lastProgress is None:
+            time.sleep(0.1)
+        queries.append(query)
+    return queries
 
 
 def main(url: str, folder: str) -> None:
