@@ -97,6 +97,13 @@ def connect_to(database: str, place: str) -> Any:
     return psycopg.connect(place, connect_timeout=10)
 
 
+def opened(url: str) -> rg.Client:
+    """Open a client, again if its connection is cut meanwhile."""
+    while True:
+        with suppress(rg.StoreUnavailableError):
+            return rg.connect(url)
+
+
 def write(number: int, seed: int, database: str, place: str, url: str, given_up: Any) -> None:
     """Be an application: one transaction after the other, until SIGTERM."""
     rng = random.Random(seed)
@@ -104,7 +111,7 @@ def write(number: int, seed: int, database: str, place: str, url: str, given_up:
     signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
     insert = "INSERT INTO written (key, event) VALUES (?, ?)"
     insert = insert if database == "sqlite" else insert.replace("?", "%s")
-    with rg.connect(url) as client:
+    with opened(url) as client:
         outbox = rg.Outbox(client, lambda: connect_to(database, place))
         names = (f"{number}-{each}" for each in itertools.count())
         while not ending:
@@ -135,7 +142,7 @@ def _transact(
 
 def relay(database: str, place: str, url: str) -> None:
     """Be a process with a relay, until it is killed."""
-    with rg.connect(url) as client:
+    with opened(url) as client:
         outbox = rg.Outbox(client, lambda: connect_to(database, place))
         while True:
             with suppress(rg.StoreUnavailableError):

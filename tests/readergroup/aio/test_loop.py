@@ -139,9 +139,9 @@ def test_closing_ends_all_threads() -> None:
         await asyncio.sleep(0.05)
         await client.close()
         await asyncio.wait(waits)
-        assert own_threads() == []
         for each in waits:
             each.exception()
+        await until(lambda: own_threads() == [])
         for call in (client.streams.exists(STREAM), reader.read(), client.counter("c")):
             with pytest.raises(rg.ClosedError):
                 await call
