@@ -227,6 +227,7 @@ class EntryLog:
         Without ``flushes``, see `SegmentStore.append_unflushed`.
         """
         append = self.store.append if flushes else self.store.append_unflushed
+        # Most entries change no attributes. The store need not check that an empty mapping is one.
         return append(self.segment, data, expected_offset=offset, attributes=attributes or None)
 
     def truncate(self, offset: int) -> None:

@@ -22,6 +22,7 @@ import readergroup as rg
 from readergroup.scaling.starting_worker import new_worker
 from readergroup.streams.config import number_of
 from tests.chaos.beside import InterruptibleWork, beside
+from tests.chaos.connecting import connected
 from tests.chaos.diaries import DiaryFile, pulse
 from tests.chaos.hosts import open_sockets
 from tests.chaos.plan import Life
@@ -54,7 +55,7 @@ def act(life: Life, url: str, diary: Path) -> None:
         try:
             held = _held()
             try:
-                with _connected(url) as client, beside(life, url, client, file):
+                with connected(url, seconds=_LONGEST_LIFE_SECONDS) as client, beside(life, url, client, file):
                     interruptible = InterruptibleWork(file)
                     why = interruptible.run(lambda: work(life, client, file, told, interruptible.times_begun))
             except rg.SealedError:  # of a writer whose close was interrupted before it could tell
@@ -67,18 +68,6 @@ def act(life: Life, url: str, diary: Path) -> None:
         except BaseException:
             file.note("error", error=traceback.format_exc())
             raise
-
-
-def _connected(url: str) -> rg.Client:
-    """The client, as soon as the store answers."""
-    deadline = time.monotonic() + _LONGEST_LIFE_SECONDS
-    while True:
-        try:
-            return rg.connect(url)
-        except rg.StoreUnavailableError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
 
 
 def _held() -> tuple[set[threading.Thread], int]:

@@ -29,6 +29,7 @@ from typing import Any, Final
 import psycopg
 
 import readergroup as rg
+from tests.chaos.connecting import connected
 from tests.servers.fresh import fresh_database
 from tests.servers.postgres import PostgresServer
 from tests.waiting import PATIENCE_SECONDS, until
@@ -97,13 +98,6 @@ def connect_to(database: str, place: str) -> Any:
     return psycopg.connect(place, connect_timeout=10)
 
 
-def opened(url: str) -> rg.Client:
-    """Open a client, again if its connection is cut meanwhile."""
-    while True:
-        with suppress(rg.StoreUnavailableError):
-            return rg.connect(url)
-
-
 def write(number: int, seed: int, database: str, place: str, url: str, given_up: Any) -> None:
     """Be an application: one transaction after the other, until SIGTERM."""
     rng = random.Random(seed)
@@ -111,7 +105,7 @@ def write(number: int, seed: int, database: str, place: str, url: str, given_up:
     signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
     insert = "INSERT INTO written (key, event) VALUES (?, ?)"
     insert = insert if database == "sqlite" else insert.replace("?", "%s")
-    with opened(url) as client:
+    with connected(url, seconds=PATIENCE_SECONDS) as client:
         outbox = rg.Outbox(client, lambda: connect_to(database, place))
         names = (f"{number}-{each}" for each in itertools.count())
         while not ending:
@@ -142,7 +136,7 @@ def _transact(
 
 def relay(database: str, place: str, url: str) -> None:
     """Be a process with a relay, until it is killed."""
-    with opened(url) as client:
+    with connected(url, seconds=PATIENCE_SECONDS) as client:
         outbox = rg.Outbox(client, lambda: connect_to(database, place))
         while True:
             with suppress(rg.StoreUnavailableError):

@@ -289,8 +289,7 @@ class CommitSlots:
 
     def wake(self) -> None:
         """After releasing the gate: wake the owners of settled requests, and one that waits to lead."""
-        if self._settled:
-            self.wake_settled()
+        self.wake_settled()
         for slot, base, number in self._posted():
             if self._is_waiting(base, number):
                 return self._wake(slot)

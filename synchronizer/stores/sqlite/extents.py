@@ -132,9 +132,8 @@ def _keys(segment_id: int, offset: int, end: int) -> list[tuple[int, int]]:
 
 
 def _insert(connection: sqlite3.Connection, key: int, data: bytes) -> None:
-    if len(data) < BLOB_BYTES:
-        if data:
-            connection.execute(_INSERT, (key, data))
+    if 0 < len(data) < BLOB_BYTES:  # most are
+        connection.execute(_INSERT, (key, data))
         return
     view = memoryview(data)
     for first in range(0, len(data), _EXTENT_BYTES):

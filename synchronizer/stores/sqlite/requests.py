@@ -32,7 +32,7 @@ class Request(NamedTuple):
     @property
     def weight(self) -> int:
         """How many bytes the appends put into the file."""
-        return weight(self.appends[0]) if len(self.appends) == 1 else sum(map(weight, self.appends))
+        return sum(map(weight, self.appends))
 
     @property
     def wakes(self) -> bool:

@@ -484,7 +484,7 @@ class SqliteStore(SegmentStore):
         If it fails, run each step in a transaction of its own.
         """
         # Steps that were offered to another process together with this one may need a flush.
-        is_unflushed = batch.steps[0].alone and all(step.alone for step in batch.steps)
+        is_unflushed = all(step.alone for step in batch.steps)
         connection = self._writer_of_unread() if is_unflushed else self._writer
         failure = self._try_to_commit(batch, batch.newcomers(), connection, with_others=True)
         is_shared = self._others.has_taken or len(batch.steps) > 1

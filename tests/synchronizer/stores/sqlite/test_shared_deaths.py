@@ -40,9 +40,9 @@ WRITE_TIMEOUT: Final = 1.0
 def append_until_told(
     connection: Connection, path: Path, number: int, step: tuple[int, int] = (0, 0), what: int = 0
 ) -> None:
-    """Append, and tell what came of each. With ``step``, the process gets the signal ``what`` at this step.
+    """Append until the other end sends something. Send what came of each append, and None after the last one.
 
-    When it is told to end, it answers None.
+    With ``step``, the process gets the signal ``what`` at this step.
     """
     with SqliteStore(str(path), write_timeout=WRITE_TIMEOUT) as store:
         count = 0
