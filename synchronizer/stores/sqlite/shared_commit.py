@@ -9,6 +9,7 @@ from typing import Final
 
 from synchronizer.clock import SystemClock
 from synchronizer.errors import OutcomeUnknownError, ReaderGroupError
+from synchronizer.threads.flag import Flag
 
 from . import requests as sqlite_requests
 from . import rows as sqlite_rows
@@ -28,8 +29,13 @@ _SEVERAL: Final = 5
 #: How long it waits for the next request. It takes less time than another process takes to wake up and lead.
 _LINGER_SECONDS: Final = 0.0002
 
+#: In this time, a process that waits wakes up and takes the gate.
+_WAKE_SECONDS: Final = 0.001
+
 # These waits are for other processes, which a test's clock cannot move.
-_monotonic: Final = SystemClock().monotonic
+_CLOCK: Final = SystemClock()
+_NEVER: Final = Flag()
+_monotonic: Final = _CLOCK.monotonic
 
 
 class SharedCommit:
@@ -228,6 +234,11 @@ class SharedCommit:
         while not (waiting := self._slots.waiting()) and _monotonic() < linger:
             os.sched_yield()
         return bool(waiting) and all(waiting) and _monotonic() < end
+
+    def let_in(self) -> None:
+        """Give the gate to a process that waits. Call it between many short commits that take no requests."""
+        if self._slots.waiting():
+            _CLOCK.wait(_NEVER, _WAKE_SECONDS)
 
     def settle(self, reply: Reply) -> None:
         """Write for the waiting processes what became of their requests."""

@@ -27,11 +27,13 @@ from .rows import MAX_SEGMENTS, Attribute, DamagedError, Row
 
 #: One step of shrinking moves at most this many pages, in a few milliseconds.
 SHRINK_PAGES: Final = 32
-#: A file keeps this many free pages, 16 MiB, or this share of its used pages if that is more.
+#: A file begins to shrink when more pages are free than these, 48 MiB, and than this share of its used pages: what
+#: retention deletes at the speed of a writer, the next writes need again.
+_MANY_PAGES: Final = 3072
+_MANY_SHARE: Final = 1 / 2
+#: Then it keeps this many, 16 MiB, or this share if that is more.
 _SPARE_PAGES: Final = 1024
 _SPARE_SHARE: Final = 1 / 4
-#: It begins to shrink when it has this many more: what retention deletes, the next writes need again.
-_MORE_THAN_SPARE_PAGES: Final = 512
 
 
 class Garbage(NamedTuple):
@@ -60,20 +62,24 @@ def _collect_deleted(connection: sqlite3.Connection, most: int) -> Garbage:
     return Garbage(None, is_more=sqlite_rows.to_free(connection) is not None)
 
 
+def pages_to_shrink(connection: sqlite3.Connection) -> int:
+    """Return `spare_pages`, or 0 while these are too few to begin with."""
+    return spare_pages(connection) if _free_pages(connection, _MANY_PAGES, _MANY_SHARE) > 0 else 0
+
+
 def spare_pages(connection: sqlite3.Connection) -> int:
     """Return how many pages the file has beyond those that new data will soon use; 0 in a file that cannot shrink."""
+    return max(0, _free_pages(connection, _SPARE_PAGES, _SPARE_SHARE))
+
+
+def _free_pages(connection: sqlite3.Connection, least: int, share: float) -> int:
+    """Return how many more pages are free than ``least``, and than this share of the used ones."""
     (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
     if not mode:  # made by a release before shrinking
         return 0
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    return max(0, int(free) - max(_SPARE_PAGES, int((pages - free) * _SPARE_SHARE)))
-
-
-def pages_to_shrink(connection: sqlite3.Connection) -> int:
-    """Return `spare_pages`, or 0 while these are too few to begin with."""
-    spare = spare_pages(connection)
-    return spare if spare > _MORE_THAN_SPARE_PAGES else 0
+    return int(free) - max(least, int((pages - free) * share))
 
 
 def shrink(connection: sqlite3.Connection) -> int:

@@ -582,6 +582,7 @@ class SqliteStore(SegmentStore):
             try:
                 garbage, spare = self._write(partial(_freed, free, portion), essential=True)
                 free = garbage.collect
+                self._others.let_in()
             except (StoreUnavailableError, StoreFullError, OutcomeUnknownError) as error:
                 if isinstance(error, StoreFullError) and portion > sqlite_extents.FEW_EXTENTS:
                     portion = sqlite_extents.FEW_EXTENTS
@@ -593,6 +594,7 @@ class SqliteStore(SegmentStore):
         try:
             while spare:
                 spare = self._write(sqlite_steps.shrink, weight=sqlite_steps.SHRINK_PAGES * _PAGE_BYTES, alone=True)
+                self._others.let_in()
         except (StoreUnavailableError, StoreFullError, OutcomeUnknownError) as error:
             _logger.info("the file shrinks at the next truncation: %s", error)
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -24,6 +25,7 @@ from synchronizer.store import ANY, Append, Appended, AttributeChange, Conflict,
 from synchronizer.stores.sqlite import commit_slots, futex, shared_commit
 from synchronizer.stores.sqlite import requests as sqlite_requests
 from synchronizer.stores.sqlite import rows as sqlite_rows
+from synchronizer.stores.sqlite import steps as sqlite_steps
 from synchronizer.stores.sqlite.commit_slots import CommitSlots, Reply, Taken, commit_after
 from synchronizer.stores.sqlite.file_lock import Gate
 from synchronizer.stores.sqlite.group_commit import Step, StepBatch
@@ -821,6 +823,39 @@ def test_a_leader_does_not_go_on_for_requests_that_cannot_be_taken(line: Line, m
     monkeypatch.setattr(leader._slots, "_can_be_taken", lambda *_: False)
     calls = call_in_the_first_commit(line, leader, monkeypatch, 3)
     assert sorted(call.result(PATIENCE_SECONDS).offset for call in calls) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [1, TOO_LARGE])
+def test_a_process_whose_file_shrinks_lets_others_in(size: int, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_steps, "_MANY_PAGES", 100)
+    monkeypatch.setattr(sqlite_steps, "_SPARE_PAGES", 0)
+    shrinks, other = line.stores[:2]
+    done: list[str] = []
+    shrink = sqlite_steps.shrink
+
+    def shrink_and_note(connection: sqlite3.Connection) -> int:
+        if not done:
+            calls.append(line.call(other.append, "s", bytes(size)))
+            until(line.waiting)
+        done.append("a step")
+        return shrink(connection)
+
+    def pause(*_: object) -> bool:
+        pauses.set()
+        assert isinstance(calls[0].result(PATIENCE_SECONDS), Appended)
+        done.append("an append")
+        return False
+
+    calls: list[Future[Any]] = []
+    pauses = threading.Event()  # until then, the other process is too slow for the gate
+    take = other._gate.try_to_acquire
+    monkeypatch.setattr(other._gate, "try_to_acquire", lambda: pauses.is_set() and take())
+    monkeypatch.setattr(sqlite_steps, "shrink", shrink_and_note)
+    monkeypatch.setattr(shared_commit, "_CLOCK", SimpleNamespace(wait=pause))
+    shrinks.create("old")
+    shrinks.append("old", bytes(4 * 1024 * 1024))
+    shrinks.delete("old")
+    assert done[:3] == ["a step", "an append", "a step"]
 
 
 @pytest.mark.parametrize("arriving", [0, 1])
