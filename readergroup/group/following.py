@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
 
-from synchronizer import Deadline, Revision
+from synchronizer import Deadline, NotFoundError, Revision
 from synchronizer.callables import checked
 
 from ..errors import ReaderNotInGroupError, SinkBehindError
@@ -85,6 +86,8 @@ class GroupFollower(Generic[T]):
         self._timeout = timeout
         #: The segments of which no further event may be started now.
         self.frozen: frozenset[SegmentId] = frozenset()
+        #: Where the reader stood in segments whose next events are deleted, until the group's state notes it.
+        self.missed: dict[SegmentId, int] = {}
         #: The checkpoint last announced to the application, and the reader's positions then.
         self._kept_at: tuple[int, Positions] | None = None
         self._followed: Revision | None = None
@@ -98,6 +101,8 @@ class GroupFollower(Generic[T]):
         """Apply the group's decisions, and ensure the lease."""
         self._member.check()
         self._member.fetch_news(deadline)
+        if self.missed:
+            self.note_missed(deadline)
         self._follow_state(deadline)
         while not self._member.ensure_lease(deadline):
             self._follow_state(deadline)
@@ -105,6 +110,15 @@ class GroupFollower(Generic[T]):
     def complete_segments(self, deadline: Deadline) -> bool:
         """Report the first segment whose last event is processed, and return whether there was one."""
         return any(self._complete(each, deadline) for each in self._segments.ending if each.completed)
+
+    def note_missed(self, deadline: Deadline) -> None:
+        """Note in the group's state that events were deleted which the reader was to read next."""
+        for segment, offset in list(self.missed.items()):
+            timeout = deadline.remaining(self._timeout)
+            with suppress(NotFoundError):  # the stream is deleted, as the group will see
+                stream = self._updater.streams.fetch_state(stream_of(segment), timeout=timeout)
+                self._updater.note_skipped(stream.cut(stream.head), {segment: offset}, timeout=timeout)
+            del self.missed[segment]
 
     def _follow_state(self, deadline: Deadline) -> None:
         """Follow the group's state: join again, pass a checkpoint, release segments, take segments over, in this order.

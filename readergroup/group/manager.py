@@ -31,7 +31,7 @@ from .model.config import ReaderGroupConfig
 from .model.positions import positions
 from .model.state import ReaderGroupState
 from .model.updates import UPDATES
-from .retention import consumed_by, note_skipped
+from .retention import consumed_by
 from .starting import initial_state
 from .updater import GroupUpdater
 
@@ -155,7 +155,7 @@ class ReaderGroupManager:
     def note_skipped(self, group: str, head: StreamCut) -> None:
         """Let the group know that events before ``head`` are deleted which it has not consumed."""
         with suppress(NotFoundError):
-            self.get(group).synchronizer.update_state(partial(note_skipped, head=head))
+            GroupUpdater(self.get(group).synchronizer, self._client.streams).note_skipped(head)
 
     def _read_alone(self, log: str, backoff: Backoff) -> ReaderGroupState | None:
         length = backoff.retry(partial(self._deleted.length, log))

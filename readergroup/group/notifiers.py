@@ -139,15 +139,16 @@ class CheckpointNotifier(PollingNotifier[ReaderGroupState, CheckpointNotificatio
 
 
 class RetentionNotification(Notification):
-    """A retention policy has deleted events that the group had not consumed. ``heads`` say where the rest begins."""
+    """Events were deleted that the group had not consumed. ``heads`` say where the rest begins."""
 
     heads: Mapping[str, StreamCut]
 
 
 class RetentionNotifier(PollingNotifier[ReaderGroupState, RetentionNotification]):
-    """Notify when events are deleted that the subscribed group has not consumed.
+    """Notify of events that were deleted before the group consumed them.
 
-    A group that stays behind is notified once, and again if that happens after it has read further.
+    A group that subscribes is notified when a retention policy deletes them, any other when a reader misses them. If it
+    stays behind it is notified once, and again if that happens after it has read further.
     """
 
     def detect(

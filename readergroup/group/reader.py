@@ -12,9 +12,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from synchronizer import (
     ClosedError,
@@ -431,6 +432,9 @@ class Reader(Generic[T]):
                 if batch is None and not deadline.passed:
                     self._wait(deadline)
                 self._is_cut_off = False
+            except TruncatedError as error:
+                self._tell_of_missed(error, deadline)
+                raise
             except (StoreUnavailableError, StoreFullError, DeadlineExceededError, OutcomeUnknownError) as error:
                 batch = None
                 self._try_again_after(error, deadline)
@@ -499,6 +503,13 @@ class Reader(Generic[T]):
             offset=assigned.handed_out,
             start_offset=assigned.handed_out,
         )
+
+    def _tell_of_missed(self, error: TruncatedError, deadline: Deadline) -> None:
+        """Let all processes of the group know that the reader misses events."""
+        segment, offset = error.facts["segment"], error.facts["offset"]
+        self._follower.missed[cast(SegmentId, segment)] = cast(int, offset)
+        with suppress(ReaderGroupError):  # the next read tries again
+            self._follower.note_missed(deadline)
 
     def _wait(self, deadline: Deadline) -> None:
         """Wait until a segment or the group has something new."""

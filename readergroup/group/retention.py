@@ -36,20 +36,22 @@ def consumed_by(state: ReaderGroupState, offsets: Mapping[SegmentId, int]) -> Ma
     return found
 
 
-def note_skipped(state: ReaderGroupState, head: StreamCut) -> Iterable[NoteSkipped]:
-    """Return the update that notes the deletion of events, unless one of the same delay is noted already."""
+def note_skipped(state: ReaderGroupState, head: StreamCut, reached: Mapping[SegmentId, int]) -> Iterable[NoteSkipped]:
+    """Return the update that notes the deletion of events before ``head``.
+
+    There is none while an earlier note stands that the group, with what it has ``reached``, has not read beyond.
+    """
     followed = state.streams.get(head.stream)
     if followed is None or followed.incarnation != head.incarnation:
         return []
     known = None if state.skipped is None else state.skipped.get(head.stream)
-    return [NoteSkipped(head=head)] if known is None or _is_beyond(state, known) else []
+    return [NoteSkipped(head=head)] if known is None or (known != head and _is_beyond(reached, known)) else []
 
 
-def _is_beyond(state: ReaderGroupState, cut: StreamCut) -> bool:
-    """Return whether a reader of the group has committed something behind the cut."""
+def _is_beyond(reached: Mapping[SegmentId, int], cut: StreamCut) -> bool:
     newest = max(map(number_of, cut.offsets))
     return any(
         offset > cut.offsets[segment] if segment in cut.offsets else number_of(segment) > newest
-        for segment, offset in state.offsets.items()
+        for segment, offset in reached.items()
         if stream_of(segment) == cut.stream
     )

@@ -29,12 +29,12 @@ from synchronizer.liveness.lease import Lease, Observed, lease_attribute, lease_
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from ..errors import ReaderNotInGroupError
-from ..streams.config import KeyRange, SegmentId, number_of, stream_of
+from ..streams.config import KeyRange, SegmentId, StreamCut, number_of, stream_of
 from ..streams.data.places import check_offset
 from ..telemetry.counters import GroupCounters
 from .model import balance, weights
 from .model.config import ReaderGroupConfig
-from .model.positions import Positions, SegmentPosition, current_offsets
+from .model.positions import Positions, SegmentPosition, current_offsets, positions
 from .model.state import ReaderGroupState, ReaderState, SegmentState
 from .model.updates import (
     AddEpoch,
@@ -50,6 +50,7 @@ from .model.updates import (
     RemoveReader,
     ResetStream,
 )
+from .retention import note_skipped
 
 if TYPE_CHECKING:  # a list of groups loads no streams
     from ..streams.manager import StreamManager
@@ -358,6 +359,16 @@ class GroupUpdater:
                     self.synchronizer.fetch_updates()  # the group may have been created again as well
                     self.follow_stream(stream)
         return known
+
+    def note_skipped(
+        self, head: StreamCut, reached: Mapping[SegmentId, int] | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Note that events before ``head`` are deleted which the group has not processed.
+
+        ``reached`` is what a reader knows of its positions, which may be newer than what it has committed.
+        """
+        known = {**positions(self.synchronizer.fetch_updates(timeout=timeout), self.leases()), **(reached or {})}
+        self.synchronizer.update_state(partial(note_skipped, head=head, reached=known), timeout=timeout)
 
     def finish_scale(self, stream: str, *, timeout: float | None = None) -> None:
         """Finish a scale or seal of the stream that a client began and may have died over, and follow it."""

@@ -24,6 +24,7 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 LONG = 20.0
@@ -870,3 +871,52 @@ def test_what_was_truncated_counts_as_processed(world: World, process: Process) 
     reader.read(timeout=0)
     world.pass_time(2)
     assert world.group.stream_cuts()[STREAM].offsets == tail.offsets
+
+
+def miss(world: World, reader: rg.Reader[bytes]) -> rg.StreamCut:
+    """Delete events before the reader reads them, let it find out, and return where the rest begins."""
+    world.write(50, keys=1)
+    tail = world.admin.streams.info(STREAM).tail
+    world.admin.streams.truncate(STREAM, tail)
+    with pytest.raises(rg.TruncatedError):
+        drain(reader)
+    return tail
+
+
+@pytest.mark.stores(round_robin=True)
+def test_listeners_hear_of_events_that_a_reader_misses_once_until_it_has_read_further(
+    world: World, process: Process
+) -> None:
+    told: list[rg.RetentionNotification] = []
+    world.group.retention_notifier.register_listener(told.append)
+    reader = process.reader("r1")
+    heads = [miss(world, reader)]
+    miss(world, reader)
+    world.write(10, keys=1)
+    assert len(drain(reader)) == 10
+    heads.append(miss(world, reader))
+    world.group.retention_notifier.poll()
+    until(lambda: bool(told) and told[-1].heads[STREAM] == heads[-1])
+    assert [each.heads[STREAM] for each in told] == heads
+
+
+def test_that_a_reader_misses_events_is_noted_once_the_store_is_back(world: World, process: Process) -> None:
+    reader = process.reader("r1")
+    assert drain(reader) == []
+    process.store.fail_appends(1)
+    head = miss(world, reader)
+    assert world.state.skipped is None
+    reader.read(timeout=0)
+    assert world.state.skipped == {STREAM: head}
+
+
+def test_that_a_reader_misses_events_of_a_deleted_stream_is_no_error_of_its_own(world: World, process: Process) -> None:
+    reader = process.reader("r1")
+    assert drain(reader) == []
+    process.store.fail_appends(1)
+    miss(world, reader)
+    world.admin.streams.delete(STREAM)
+    with pytest.raises(rg.NotFoundError):
+        for _ in range(3):
+            reader.read(timeout=0)
+    assert world.state.skipped is None

@@ -83,15 +83,17 @@ def test_a_stream_that_is_read_to_its_end_is_not_kept() -> None:
 
 def test_a_skip_is_noted_once_until_the_group_has_read_further() -> None:
     state = group("AT_LAST_COMMIT")
-    (first,) = note_skipped(state, cut(500, 600))
+    (first,) = note_skipped(state, cut(500, 600), {})
     state = first.apply_to(state, AT)
-    assert not list(note_skipped(state, cut(900, 900)))
-    state = group("AT_LAST_COMMIT", first=501).replace(skipped=state.skipped)
-    assert list(note_skipped(state, cut(900, 900))) == [NoteSkipped(head=cut(900, 900))]
+    for reached in ({}, {seg(0): 500, seg(1): 600}, {"shop/other/0": 900}):
+        assert not list(note_skipped(state, cut(900, 900), reached))
+    for reached in ({seg(0): 501}, {seg(0): 500, seg(1): 601}, {seg(2): 0}):
+        assert list(note_skipped(state, cut(900, 900), reached)) == [NoteSkipped(head=cut(900, 900))]
+        assert not list(note_skipped(state, cut(500, 600), reached))
 
 
 def test_a_skip_of_another_stream_of_the_name_is_not_noted() -> None:
-    assert not list(note_skipped(group("AT_LAST_COMMIT"), cut(500, 600, incarnation="earlier")))
+    assert not list(note_skipped(group("AT_LAST_COMMIT"), cut(500, 600, incarnation="earlier"), {}))
 
 
 def test_a_configured_group_subscribes_and_unsubscribes() -> None:
