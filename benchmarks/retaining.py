@@ -1,4 +1,4 @@
-"""What retention costs: a writer beside one without a policy, and the others while a million events are deleted."""
+"""What the policies of streams cost: a writer beside one without any, and others while a million events are deleted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import readergroup as rg
 
@@ -17,39 +18,63 @@ from .stores import Store
 EVENTS = 500_000
 DELETED = 1_000_000
 ROUNDS = 7
+SHORTEST_WINDOW_SECONDS = 1.0
 #: A round writes 50 MB and applies the policy about ten times.
 MAX_BYTES = 64 * 2**20
+_DELETE = """
+import sys, readergroup as rg
+with rg.connect(sys.argv[1]) as client:
+    client.streams.info("bench/old")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    client.streams.configure("bench/old", retention=rg.RetentionPolicy(max_bytes=1))
+    print(client.streams.retain("bench/old").deleted_bytes)
+"""
 
 
 def retain(store: Store) -> Iterator[Result]:
-    """Writing with and without a policy, in processor time; the pauses of a writer and a reader during a deletion."""
-    policy = rg.RetentionPolicy(max_bytes=MAX_BYTES)
+    """Writing with and without policies, in processor time; the pauses of a writer and a reader during a deletion."""
+    fixed = rg.ScalingPolicy.fixed(4)
     with store.fresh() as url, rg.connect(url) as client:
-        with_policy, without = _writes(client, "limited", policy), _writes(client, "unlimited", None)
-        with_policy()
-        with_policy()  # from here on each round deletes what it writes
-        limited, unlimited = alternate(ROUNDS, with_policy, without)
+        write_plain = _writes(client, "plain", scaling=fixed)
+        write_limited = _writes(client, "limited", scaling=fixed, retention=rg.RetentionPolicy(max_bytes=MAX_BYTES))
+        write_measured = _writes(
+            client,
+            "measured",
+            scaling=rg.ScalingPolicy.by_event_rate(1e9, min_segments=4, window_seconds=SHORTEST_WINDOW_SECONDS),
+        )
+        write_limited()
+        write_limited()  # from here on each round deletes what it writes
+        limited, measured, plain = alternate(ROUNDS, write_limited, write_measured, write_plain)
     yield Figure(
         what="write with retention by size, beside a stream without it, by processor time",
-        value=100 * processor_ratio(limited, unlimited),
+        value=100 * processor_ratio(limited, plain),
         unit="%",
         target=97,
-        beside=f"{described(limited)}, beside {described(unlimited)}",
+        beside=f"{described(limited)}, beside {described(plain)}",
         held_back_by="SQLite frees the pages of what is deleted, about a millisecond for each megabyte",
+    )
+    yield Figure(
+        what="write to a stream that scales by itself, beside one that does not, by processor time",
+        value=100 * processor_ratio(measured, plain),
+        unit="%",
+        target=97,
+        beside=f"{described(measured)}, beside {described(plain)}",
+        held_back_by="with the shortest window, one second, the load is measured several times a second",
     )
     with store.fresh() as url, rg.connect(url) as client:
         client.streams.create("bench/old", scaling=rg.ScalingPolicy.fixed(4))
         with client.writer("bench/old") as writer:
             for number in range(DELETED):
                 writer.write(PAYLOAD, routing_key=f"key-{number % 1000}")
-        with _Busy(client) as busy:
+        with _another_process(url) as process, _Busy(client) as busy:
             time.sleep(2.0)
             before = busy.take()
-            client.streams.configure("bench/old", retention=rg.RetentionPolicy(max_bytes=1))
             begun = time.monotonic()
-            subprocess.run([sys.executable, "-m", "readergroup.cli", "--url", url, "stream", "retain"], check=True)
+            deleted, _ = process.communicate("delete\n", timeout=60.0)
             took = time.monotonic() - begun
             during = busy.take()
+            assert int(deleted) > 100 * DELETED, deleted
     for who, calm, pauses in zip(("a flush of a writer", "a read of a reader"), before, during, strict=True):
         yield Figure(
             what=f"{who}, 99 of 100, while a million events are deleted",
@@ -58,12 +83,26 @@ def retain(store: Store) -> Iterator[Result]:
             target=50,
             better="less",
             beside=f"before that {1000 * percentile(calm, 99):.1f} ms; deleted within {took:.1f} s",
-            held_back_by="SQLite has one writer, which takes up to 20 ms to free 64 MB; compare with the time before",
+            held_back_by="SQLite has one writer, which takes up to 20 ms to free 64 MB",
         )
 
 
-def _writes(client: rg.Client, name: str, policy: rg.RetentionPolicy | None) -> Callable[[], Rate]:
-    client.streams.create(f"bench/{name}", scaling=rg.ScalingPolicy.fixed(4), retention=policy)
+@contextmanager
+def _another_process(url: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has connected, and applies a policy to the old events when it reads a line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DELETE, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+
+
+def _writes(
+    client: rg.Client, name: str, *, scaling: rg.ScalingPolicy, retention: rg.RetentionPolicy | None = None
+) -> Callable[[], Rate]:
+    client.streams.create(f"bench/{name}", scaling=scaling, retention=retention)
 
     def write() -> None:
         with client.writer(f"bench/{name}") as writer:

@@ -249,7 +249,8 @@ class Retention(DuePolicies):
         if history.samples[0].offsets == state.head:
             return history
         newest = history.newest
-        lengths = {**self._lengths(state, state.head, deadline), **newest.offsets}
+        replaced = (number for number in state.reachable(state.head) if number not in newest.offsets)
+        lengths = {**self._data.lengths(state, replaced, deadline), **newest.offsets}
         first, *later = history.samples[_last_before_head(state, history) :]
         cuts = [state.later(state.head, each.offsets) for each in later]
         return history._replace(
