@@ -52,7 +52,7 @@ def retain(store: Store) -> Iterator[Result]:
         unit="%",
         target=97,
         beside=f"{described(limited)}, beside {described(plain)}",
-        held_back_by="SQLite frees the pages of what is deleted, about a millisecond for each megabyte",
+        held_back_by="each time takes some 20 round trips; SQLite needs a millisecond to free a megabyte",
     )
     yield Figure(
         what="write to a stream that scales by itself, beside one that does not, by processor time",
@@ -83,7 +83,7 @@ def retain(store: Store) -> Iterator[Result]:
             target=50,
             better="less",
             beside=f"before that {1000 * percentile(calm, 99):.1f} ms; deleted within {took:.1f} s",
-            held_back_by="SQLite has one writer, which takes up to 20 ms to free 64 MB",
+            held_back_by="a NATS server pauses to rewrite a block that holds other data too; SQLite has one writer",
         )
 
 

@@ -241,6 +241,11 @@ class NatsReader:
                 found[name] = data
         return found
 
+    def first_sequence(self, segment: str) -> int | None:
+        """Return the sequence of the first message of the segment; None if a replica has none yet."""
+        messages = _messages(self._connection.ask_all([self._next(segment, 1, 1)])[0])
+        return messages[0].sequence if messages else None
+
     def first_needed(self, segment: str, head: Head, offset: int) -> int:
         """Return the sequence of the message that holds the byte at the offset; earlier messages can be purged.
 

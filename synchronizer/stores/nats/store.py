@@ -12,7 +12,7 @@ import logging
 import os
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from synchronizer.clock import Clock, Deadline, SystemClock
 from synchronizer.errors import (
     CorruptStoreError,
     InvalidArgumentError,
+    NotFoundError,
     StoreFullError,
     StoreUnavailableError,
 )
@@ -97,6 +98,9 @@ _MAX_INLINE_BYTES: Final = 64 * 1024 + 2048
 _MAX_PART_BYTES: Final = 256 * 1024
 #: The most that headers and subject add to the data of a message.
 _HEADER_BYTES: Final = 1024
+
+#: One purge deletes about this much: meanwhile the server does nothing else, 40 ms for 27 MB.
+_PURGE_BYTES: Final = 2 * 1024 * 1024
 
 #: `read_starts` asks for so many segments at once.
 _STARTS_AT_ONCE: Final = 250
@@ -225,6 +229,10 @@ class NatsStore(SegmentStore):
             (head,) = self._reader.heads([segment])
             if head is None:
                 raise not_found(segment)
+            if head.length - head.start_offset > _PURGE_BYTES and not head.is_deleted:
+                with suppress(NotFoundError):  # deleted meanwhile
+                    self.truncate(segment, head.length)  # the server deletes the rest at once
+                continue
             if head.is_deleted or self._try_delete(segment, head):
                 self._purge(self._subjects.attributes(segment))
                 self._purge(self._subjects.name(segment))
@@ -335,7 +343,7 @@ class NatsStore(SegmentStore):
             if offset < head.length:
                 first = self._reader.first_needed(segment, head, offset)
             if offset == head.start_offset or self._try_truncate(segment, head, offset, first):
-                self._purge(self._subjects.data(segment), min(first, head.sequence))
+                self._purge_in_portions(segment, min(first, head.sequence), offset - head.start_offset)
                 return
         raise self._contended(segment)
 
@@ -626,6 +634,15 @@ class NatsStore(SegmentStore):
         """Delete the messages on the subject, or only those before a sequence."""
         answer = self._connection.ask(self._api.purge, request(filter=subject, seq=before))
         read_answer(self._connection, answer)
+
+    def _purge_in_portions(self, segment: str, before: int, size: int) -> None:
+        """Delete the data of a segment before a sequence, about ``size`` bytes, so that others get in between."""
+        subject, portions = self._subjects.data(segment), size // _PURGE_BYTES + 1
+        first = self._reader.first_sequence(segment) if portions > 1 else None
+        if first is not None:
+            for number in range(1, portions):
+                self._purge(subject, first + (before - first) * number // portions)
+        self._purge(subject, before)
 
     def _purge_unheard(self, subject: str, before: int) -> None:
         """Do `_purge` without waiting for an answer. If it is lost, the messages only take space."""

@@ -14,7 +14,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
@@ -52,9 +52,10 @@ from synchronizer.store import (
 from synchronizer.stores import open_store
 from synchronizer.stores.nats import client as nats_client
 from synchronizer.stores.nats import store as backend
+from synchronizer.stores.nats.connection import NatsConnection
 from synchronizer.stores.nats.frames import Answer
 from synchronizer.stores.nats.hints import MessageStart
-from synchronizer.stores.nats.reading import NatsReader
+from synchronizer.stores.nats.reading import NatsReader, read_answer
 from synchronizer.stores.nats.store import NatsStore
 from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.proxy import TcpProxy
@@ -422,6 +423,33 @@ def test_a_truncation_keeps_what_comes_after_it_however_many_appends_that_is(nat
         store.truncate("s", 7_500)
     with open_store(nats_url) as store:
         assert store.read("s", 7_500, 1 << 20) == data[7_500:]
+
+
+@pytest.mark.parametrize("verb", ["truncate", "delete", "forget"])
+def test_much_data_is_deleted_in_portions(verb: str, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the server does something else in between."""
+    monkeypatch.setattr(backend, "_PURGE_BYTES", 100_000)
+    purged: list[int] = []
+
+    def note(connection: NatsConnection, answer: Answer) -> Mapping[str, Any]:
+        document = read_answer(connection, answer)
+        purged.append(document.get("purged", 0))
+        return document
+
+    with open_store(nats_url) as store:
+        for segment in ("s", "other"):
+            store.create(segment)
+        for number in range(64):
+            for segment in ("s", "other"):
+                store.append(segment, bytes([number]) * 10_000)
+        monkeypatch.setattr(backend, "read_answer", note)
+        if verb == "truncate":
+            store.truncate("s", 630_000)
+            assert store.read("s", 630_000, 10_000) == bytes([63]) * 10_000
+        else:
+            getattr(store, verb)("s")
+        assert 60 <= sum(purged) <= 75 and max(purged) <= 20
+        assert store.read("other", 0, 10_000) == bytes(10_000)
 
 
 @pytest.mark.parametrize("verb", ["seal", "delete"])
