@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
 
-from synchronizer import Deadline, NotFoundError, Revision
+from synchronizer import Deadline, NotFoundError, OutcomeUnknownError, ReaderGroupError, Revision
 from synchronizer.callables import checked
 
 from ..errors import ReaderNotInGroupError, SinkBehindError
 from ..streams.config import SegmentId, data_segment, stream_of
 from ..streams.serializers import Serializer
+from ..telemetry.logs import LogAbout
 from .assigned_segments import AssignedSegment, AssignedSegments, Claimed
 from .member import GroupMember
 from .model.checkpoint import CheckpointState
@@ -20,6 +21,8 @@ from .model.state import ReaderGroupState, SegmentState
 from .updater import GroupUpdater
 
 T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
 
 SegmentCallback = Callable[[SegmentId], object]
 CheckpointCallback = Callable[[str], object]
@@ -83,11 +86,12 @@ class GroupFollower(Generic[T]):
         self._is_settled = is_settled
         self._claims = claims
         self._group = updater.group
+        self._logger = LogAbout(_logger, group=updater.group, reader=member.reader_id)
         self._timeout = timeout
         #: The segments of which no further event may be started now.
         self.frozen: frozenset[SegmentId] = frozenset()
         #: Where the reader stood in segments whose next events are deleted, until the group's state notes it.
-        self.missed: dict[SegmentId, int] = {}
+        self._missed: dict[SegmentId, int] = {}
         #: The checkpoint last announced to the application, and the reader's positions then.
         self._kept_at: tuple[int, Positions] | None = None
         self._followed: Revision | None = None
@@ -101,8 +105,7 @@ class GroupFollower(Generic[T]):
         """Apply the group's decisions, and ensure the lease."""
         self._member.check()
         self._member.fetch_news(deadline)
-        if self.missed:
-            self.note_missed(deadline)
+        self._note_missed(deadline)
         self._follow_state(deadline)
         while not self._member.ensure_lease(deadline):
             self._follow_state(deadline)
@@ -111,14 +114,23 @@ class GroupFollower(Generic[T]):
         """Report the first segment whose last event is processed, and return whether there was one."""
         return any(self._complete(each, deadline) for each in self._segments.ending if each.completed)
 
-    def note_missed(self, deadline: Deadline) -> None:
-        """Note in the group's state that events were deleted which the reader was to read next."""
-        for segment, offset in list(self.missed.items()):
+    def miss(self, segment: SegmentId, offset: int, deadline: Deadline) -> None:
+        """Let all processes of the group know that events were deleted which the reader was to read at ``offset``."""
+        self._missed[segment] = offset
+        self._note_missed(deadline)
+
+    def _note_missed(self, deadline: Deadline) -> None:
+        for segment, offset in list(self._missed.items()):
             timeout = deadline.remaining(self._timeout)
-            with suppress(NotFoundError):  # the stream is deleted, as the group will see
+            try:
                 stream = self._updater.streams.fetch_state(stream_of(segment), timeout=timeout)
                 self._updater.note_skipped(stream.cut(stream.head), {segment: offset}, timeout=timeout)
-            del self.missed[segment]
+            except ReaderGroupError as error:
+                if error.retryable or isinstance(error, OutcomeUnknownError):
+                    return  # the next call tries again
+                if not isinstance(error, NotFoundError):  # the stream is deleted, as the group will see
+                    self._logger.warning("nobody is notified that a reader misses events: %s", error)
+            del self._missed[segment]
 
     def _follow_state(self, deadline: Deadline) -> None:
         """Follow the group's state: join again, pass a checkpoint, release segments, take segments over, in this order.

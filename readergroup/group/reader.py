@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, Protocol, Self, TypeVar, cast, runtime_checkable
@@ -432,9 +431,6 @@ class Reader(Generic[T]):
                 if batch is None and not deadline.passed:
                     self._wait(deadline)
                 self._is_cut_off = False
-            except TruncatedError as error:
-                self._tell_of_missed(error, deadline)
-                raise
             except (StoreUnavailableError, StoreFullError, DeadlineExceededError, OutcomeUnknownError) as error:
                 batch = None
                 self._try_again_after(error, deadline)
@@ -467,6 +463,10 @@ class Reader(Generic[T]):
             ending = len(segments.ending)
             try:
                 found = segments.take(max_events, self._is_to_look)
+            except TruncatedError as error:
+                assert segments.asked is not None
+                self._follower.miss(segments.asked.segment, cast(int, error.facts["offset"]), deadline)
+                raise
             except NotFoundError:
                 if segments.asked is None:
                     raise
@@ -474,7 +474,7 @@ class Reader(Generic[T]):
                 if now is None or now.token != segments.asked.token:
                     self._member.has_news = True
                     continue  # the group reads the stream no longer, or anew: the follower drops the segment
-                self._explain_missing(segments.asked)
+                self._explain_missing(segments.asked, deadline)
             if found is None:
                 if self._stopped or (len(segments.ending) == ending and not segments.has_ready):
                     break
@@ -491,25 +491,19 @@ class Reader(Generic[T]):
     def _is_to_look(self) -> bool:
         return self._member.has_news
 
-    def _explain_missing(self, assigned: AssignedSegment[T]) -> NoReturn:
+    def _explain_missing(self, assigned: AssignedSegment[T], deadline: Deadline) -> NoReturn:
         """Raise the reason why the data segment is missing: `TruncatedError`, once, if its stream still exists."""
         stream = stream_of(assigned.segment)
         metadata = self._updater.streams.fetch_state(stream)
         check_same_stream(metadata, self._synchronizer.state.streams[stream].incarnation)
         assigned.skip_to_end()
+        self._follower.miss(assigned.segment, assigned.handed_out, deadline)
         raise TruncatedError(
             "all data of the segment was truncated; reading continues with its successors",
             segment=assigned.segment,
             offset=assigned.handed_out,
             start_offset=assigned.handed_out,
         )
-
-    def _tell_of_missed(self, error: TruncatedError, deadline: Deadline) -> None:
-        """Let all processes of the group know that the reader misses events."""
-        segment, offset = error.facts["segment"], error.facts["offset"]
-        self._follower.missed[cast(SegmentId, segment)] = cast(int, offset)
-        with suppress(ReaderGroupError):  # the next read tries again
-            self._follower.note_missed(deadline)
 
     def _wait(self, deadline: Deadline) -> None:
         """Wait until a segment or the group has something new."""

@@ -45,7 +45,11 @@ def note_skipped(state: ReaderGroupState, head: StreamCut, reached: Mapping[Segm
     if followed is None or followed.incarnation != head.incarnation:
         return []
     known = None if state.skipped is None else state.skipped.get(head.stream)
-    return [NoteSkipped(head=head)] if known is None or (known != head and _is_beyond(reached, known)) else []
+    if known is not None:
+        read = {segment: reached[segment] for segment in state.offsets if segment in reached}
+        if known == head or not _is_beyond(read, known):
+            return []
+    return [NoteSkipped(head=head)]
 
 
 def _is_beyond(reached: Mapping[SegmentId, int], cut: StreamCut) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.errors import CorruptDataError
+from readergroup.group.updater import GroupUpdater
 from readergroup.streams.data.block import parts_of_block
 from synchronizer import (
     CorruptStoreError,
@@ -919,4 +920,31 @@ def test_that_a_reader_misses_events_of_a_deleted_stream_is_no_error_of_its_own(
     with pytest.raises(rg.NotFoundError):
         for _ in range(3):
             reader.read(timeout=0)
+    assert world.state.skipped is None
+
+
+def test_a_reader_that_misses_events_of_a_group_that_is_too_large_reads_on(
+    world: World, process: Process, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise rg.StateTooLargeError("the state is over its limit")
+
+    reader = process.reader("r1")
+    assert drain(reader) == []
+    monkeypatch.setattr(GroupUpdater, "note_skipped", refuse)
+    miss(world, reader)
+    later = world.write(20, keys=1)
+    assert drain(reader) == later
+    (warning,) = [each.getMessage() for each in caplog.records if "misses events" in each.getMessage()]
+    assert "the state is over its limit" in warning
+
+
+def test_what_a_callback_misses_elsewhere_is_its_own(world: World, process: Process) -> None:
+    def read_elsewhere(segment: str) -> None:
+        raise rg.TruncatedError("of another stream", start_offset=7)
+
+    world.write(10, keys=1)
+    reader = process.reader("r1", on_assign=read_elsewhere)
+    with pytest.raises(rg.TruncatedError, match="of another stream"):
+        drain(reader)
     assert world.state.skipped is None

@@ -87,9 +87,13 @@ def test_a_skip_is_noted_once_until_the_group_has_read_further() -> None:
     state = first.apply_to(state, AT)
     for reached in ({}, {seg(0): 500, seg(1): 600}, {"shop/other/0": 900}):
         assert not list(note_skipped(state, cut(900, 900), reached))
-    for reached in ({seg(0): 501}, {seg(0): 500, seg(1): 601}, {seg(2): 0}):
+    for reached in ({seg(0): 501}, {seg(0): 500, seg(1): 601}):
         assert list(note_skipped(state, cut(900, 900), reached)) == [NoteSkipped(head=cut(900, 900))]
         assert not list(note_skipped(state, cut(500, 600), reached))
+    for waiting, noted in ((1, []), (0, [NoteSkipped(head=cut(900, 900))])):
+        successor = SegmentState(low=0.0, high=0.5, waiting_for=waiting)
+        after_a_split = state.replace(segments=state.segments.set(seg(2), successor))
+        assert list(note_skipped(after_a_split, cut(900, 900), {seg(2): 0})) == noted
 
 
 def test_a_skip_of_another_stream_of_the_name_is_not_noted() -> None:
