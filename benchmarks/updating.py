@@ -9,7 +9,7 @@ from functools import partial
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from statistics import mean, median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import readergroup as rg
 from synchronizer import Revision, State, StateSynchronizer, Update, open_store
@@ -17,7 +17,7 @@ from synchronizer.store import Appended, SegmentStore
 
 from . import nats_peers, postgres_peers
 from .figure import Figure, Result
-from .measuring import SPAWN, Rate, alternate, process, rate, ratio, wall
+from .measuring import SPAWN, Rate, alternate, percentile, process, rate, ratio, wall
 from .stores import NatsStore, PostgresStore, Store
 
 UPDATES_A_ROUND = 200
@@ -127,14 +127,15 @@ def _appender(store: SegmentStore, entry: bytes) -> Callable[[], None]:
 
 def contend(store: Store) -> Iterator[Result]:
     """Eight processes that all update one state as fast as they can."""
-    shares, fairness, rates, alone = [], [], [], []
+    shares, fairness, rates, alone, slow = [], [], [], [], []
     for _ in range(CONTENTION_ROUNDS):
         with store.fresh() as url, rg.connect(url) as client:
-            counts = _contend(client, PROCESSES)
+            contended = _contend(client, PROCESSES)
         with store.fresh() as url, rg.connect(url) as client:
-            alone.append(_contend(client, 1)[0][0] / CONTENTION_SECONDS)
-        successes = [done for done, _ in counts]
-        shares.append(sum(successes) / sum(attempts for _, attempts in counts))
+            alone.append(len(_contend(client, 1)[0].seconds) / CONTENTION_SECONDS)
+        successes = [len(each.seconds) for each in contended]
+        shares.append(sum(successes) / sum(each.attempts for each in contended))
+        slow.append(percentile([seconds for each in contended for seconds in each.seconds], 99))
         fairness.append(min(successes) / mean(successes))
         rates.append(sum(successes) / CONTENTION_SECONDS)
     together = f"together {median(rates):,.0f} updates/s"
@@ -159,9 +160,24 @@ def contend(store: Store) -> Iterator[Result]:
         target=50,
         beside=f"the rounds: {', '.join(f'{each:.0%}' for each in fairness)}",
     )
+    yield Figure(
+        what=f"{PROCESSES} processes on one state: an update, 99 of 100",
+        value=median(slow) * 1000,
+        unit="ms",
+        target=50,
+        better="less",
+        beside=f"the rounds: {', '.join(f'{1000 * each:.1f} ms' for each in slow)}",
+    )
 
 
-def _contend(client: rg.Client, processes: int) -> list[tuple[int, int]]:
+class _Contended(NamedTuple):
+    """What one process has done: how often its updates were decided, and how long each took."""
+
+    attempts: int
+    seconds: list[float]
+
+
+def _contend(client: rg.Client, processes: int) -> list[_Contended]:
     start, results = SPAWN.Barrier(processes), SPAWN.Queue()
     with ExitStack() as running:
         for _ in range(processes):
@@ -171,7 +187,7 @@ def _contend(client: rg.Client, processes: int) -> list[tuple[int, int]]:
 
 def _contender(client: rg.Client, start: Barrier, results: Queue[Any]) -> None:
     shared = counter(client.store)
-    attempts = successes = 0
+    attempts, seconds = 0, []
 
     def add(state: Counter) -> Iterable[Add]:
         nonlocal attempts
@@ -179,8 +195,11 @@ def _contender(client: rg.Client, start: Barrier, results: Queue[Any]) -> None:
         return [Add()]
 
     start.wait(60)
-    end = time.monotonic() + CONTENTION_SECONDS
-    while time.monotonic() < end:
+    begun = time.monotonic()
+    end = begun + CONTENTION_SECONDS
+    while begun < end:
         shared.update_state(add)
-        successes += 1
-    results.put((successes, attempts))
+        done = time.monotonic()
+        seconds.append(done - begun)
+        begun = done
+    results.put(_Contended(attempts, seconds))

@@ -25,6 +25,7 @@ from readergroup.spark.options import read_options
 from readergroup.spark.retention import check_exists
 from readergroup.spark.stream_reading import StreamReader
 from readergroup.streams.data.block import MAX_BLOCK_BYTES
+from synchronizer import ManualClock
 from tests.readergroup.spark.streams import STREAM, assert_in_order, cut_of, number, write
 from tests.waiting import until
 
@@ -94,6 +95,23 @@ def test_batches_hold_each_event_once_and_keep_the_order_of_each_key(
     reader = make_reader(startingOffsets="earliest")
     numbers, end = drained(reader, reader.initialOffset(), limit)
     assert_in_order(numbers, count)
+    assert cut_of(end) == client.streams.info(STREAM).tail
+
+
+@pytest.mark.parametrize("limit", [ALL, ReadMaxBytes(2_000), ReadMaxRows(90)], ids=str)
+def test_events_of_clocks_that_go_back_are_read_once_and_in_order(
+    limit: ReadLimit, shared_store_url: str, client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    """Within a segment, and from a segment to its successors."""
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    for place, hours in enumerate((30, 10, 20, 0)):
+        if place == 2:
+            client.streams.scale(STREAM, split=[0])
+        with rg.connect(shared_store_url, clock=ManualClock(3600.0 * hours)) as written_at:
+            write(written_at, range(200 * place, 200 * place + 200))
+    reader = make_reader(startingOffsets="earliest")
+    numbers, end = drained(reader, reader.initialOffset(), limit)
+    assert_in_order(numbers, 800)
     assert cut_of(end) == client.streams.info(STREAM).tail
 
 
