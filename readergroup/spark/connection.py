@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Final, TypeVar
@@ -49,13 +50,34 @@ def backoff_of(client: Client) -> Backoff:
 def quiet(batches: Iterator[T]) -> Iterator[T]:
     """Iterate in a task, and keep it quiet if Spark needs no more rows, as after ``limit``.
 
-    Spark then hangs up, and a worker of PySpark prints that its pipe is broken. It writes to nowhere instead.
+    Spark then hangs up, and a worker of PySpark prints that its pipe is broken. It writes to nowhere instead. Where
+    PySpark keeps this iterator until its last flush, or is only about to flush, what it prints is left out.
     """
+    if _is_worker():
+        _leave_out_hang_ups()
     try:
         yield from batches
     except GeneratorExit:
         _discard_what_nobody_reads()
         raise
+
+
+def _is_worker() -> bool:
+    return getattr(sys.modules["__main__"].__spec__, "name", None) == "pyspark.daemon"
+
+
+@cache
+def _leave_out_hang_ups() -> None:
+    """Let this process not print that the last flush of a worker has found its pipe broken."""
+    write, was_left_out = sys.stderr.write, False
+
+    def write_other(text: str) -> int:
+        nonlocal was_left_out
+        is_end_of_it = was_left_out and text == "\n"
+        was_left_out = text.startswith("PySpark daemon failed to flush") and "BrokenPipeError" in text
+        return len(text) if was_left_out or is_end_of_it else write(text)
+
+    sys.stderr.write = write_other  # type: ignore[method-assign]
 
 
 def _discard_what_nobody_reads() -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import io
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+from readergroup.spark import connection
 from readergroup.spark.connection import quiet, widen_pipe
 
 
@@ -40,3 +43,14 @@ def test_a_read_that_spark_cuts_off_writes_to_nowhere_and_leaves_other_connectio
         os.write(here.fileno(), b"what the worker still has to say")
         store.send(b"a query")
         assert server.recv(100) == b"a query"
+
+
+def test_a_worker_prints_all_but_that_its_last_flush_found_the_pipe_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "PySpark daemon failed to flush the output to the worker process:\nTraceback\n"
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    connection._leave_out_hang_ups.__wrapped__()
+    print("before", file=sys.stderr)
+    print(f"{told}BrokenPipeError: [Errno 32] Broken pipe\n", file=sys.stderr)
+    print(f"{told}OSError: [Errno 28] No space left on device", file=sys.stderr)
+    print("", file=sys.stderr)
+    assert sys.stderr.getvalue() == f"before\n{told}OSError: [Errno 28] No space left on device\n\n"
