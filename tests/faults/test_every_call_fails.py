@@ -28,6 +28,7 @@ SELDOM_REACHED: Mapping[str, str] = {
     "sqlite3 PRAGMA": "a new connection",
     "sqlite3.connect": "a new connection",
     "psycopg.Connection.connect": "a new connection",
+    "select.poll": "a new connection, or a new watch of a file",
     "nats.TcpTransport.drain": "a new connection, or one whose buffer is full",
     "nats.TcpTransport.write": "a new connection, a subscription or a ping",
 }
