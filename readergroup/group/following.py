@@ -105,7 +105,8 @@ class GroupFollower(Generic[T]):
         """Apply the group's decisions, and ensure the lease."""
         self._member.check()
         self._member.fetch_news(deadline)
-        self._note_missed(deadline)
+        if self._missed:
+            self._note_missed(deadline)
         self._follow_state(deadline)
         while not self._member.ensure_lease(deadline):
             self._follow_state(deadline)
@@ -129,7 +130,7 @@ class GroupFollower(Generic[T]):
                 if error.retryable or isinstance(error, OutcomeUnknownError):
                     return  # the next call tries again
                 if not isinstance(error, NotFoundError):  # the stream is deleted, as the group will see
-                    self._logger.warning("nobody is notified that a reader misses events: %s", error)
+                    self._logger.warning("the group is not notified that a reader misses events: %s", error)
             del self._missed[segment]
 
     def _follow_state(self, deadline: Deadline) -> None:

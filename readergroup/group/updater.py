@@ -367,7 +367,8 @@ class GroupUpdater:
 
         ``reached`` is what a reader knows of its positions, which may be newer than what it has committed.
         """
-        known = {**positions(self.synchronizer.fetch_updates(timeout=timeout), self.leases()), **(reached or {})}
+        leases = self.leases()  # first: what was committed before a segment changed hands is then in the state
+        known = {**positions(self.synchronizer.fetch_updates(timeout=timeout), leases), **(reached or {})}
         self.synchronizer.update_state(partial(note_skipped, head=head, reached=known), timeout=timeout)
 
     def finish_scale(self, stream: str, *, timeout: float | None = None) -> None:

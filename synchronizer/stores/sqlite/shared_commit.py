@@ -235,10 +235,15 @@ class SharedCommit:
             os.sched_yield()
         return bool(waiting) and all(waiting) and _monotonic() < end
 
-    def let_in(self) -> None:
-        """Give the gate to a process that waits. Call it between many short commits that take no requests."""
-        if self._slots.waiting():
-            _CLOCK.wait(_NEVER, _WAKE_SECONDS)
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another process waits, and this one, which holds the gate, has not taken its request."""
+        return bool(self._slots.waiting())
+
+    @staticmethod
+    def let_in() -> None:
+        """Give the gate to a process that waits. Call it without the gate, between many short commits."""
+        _CLOCK.wait(_NEVER, _WAKE_SECONDS)
 
     def settle(self, reply: Reply) -> None:
         """Write for the waiting processes what became of their requests."""

@@ -580,9 +580,8 @@ class SqliteStore(SegmentStore):
         garbage, portion, spare = None, sqlite_extents.MANY_EXTENTS, 0
         while garbage is None or garbage.is_more:
             try:
-                garbage, spare = self._write(partial(_freed, free, portion), essential=True)
+                garbage, spare = self._write_and_let_in(partial(_freed, free, portion), essential=True)
                 free = garbage.collect
-                self._others.let_in()
             except (StoreUnavailableError, StoreFullError, OutcomeUnknownError) as error:
                 if isinstance(error, StoreFullError) and portion > sqlite_extents.FEW_EXTENTS:
                     portion = sqlite_extents.FEW_EXTENTS
@@ -593,10 +592,28 @@ class SqliteStore(SegmentStore):
                     return
         try:
             while spare:
-                spare = self._write(sqlite_steps.shrink, weight=sqlite_steps.SHRINK_PAGES * _PAGE_BYTES, alone=True)
-                self._others.let_in()
+                spare = self._write_and_let_in(
+                    sqlite_steps.shrink, weight=sqlite_steps.SHRINK_PAGES * _PAGE_BYTES, alone=True
+                )
         except (StoreUnavailableError, StoreFullError, OutcomeUnknownError) as error:
             _logger.info("the file shrinks at the next truncation: %s", error)
+
+    def _write_and_let_in(
+        self, run: Callable[[sqlite3.Connection], T], *, weight: int = 0, alone: bool = False, essential: bool = False
+    ) -> T:
+        """Do `_write` as one of many steps, between which a process that waits gets the gate."""
+        is_awaited = False
+
+        def run_and_look(connection: sqlite3.Connection) -> T:
+            nonlocal is_awaited
+            result = run(connection)
+            is_awaited = self._others.is_awaited
+            return result
+
+        result = self._write(run_and_look, weight=weight, alone=alone, essential=essential)
+        if is_awaited:
+            self._others.let_in()
+        return result
 
     # Reading
 
