@@ -76,6 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("PYTHONUNBUFFERED", None)  # with it, what a command forgets to flush would be seen all the same
     # How long one example takes says something about the machine, and nothing about the code.
     settings.register_profile("of this run", deadline=None, max_examples=300 if config.getoption("--broad") else 30)
     settings.load_profile("of this run")

@@ -26,8 +26,6 @@ class Terminals:
     def __init__(self, folder: Path, database_url: str) -> None:
         self._folder = folder
         self._environment = {**os.environ, "DATABASE_URL": database_url}
-        # With it, each part of a line is written alone, and the lines of several processes mix.
-        self._environment.pop("PYTHONUNBUFFERED", None)
         for name, program in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
             (folder / name).write_text(program)
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -53,7 +53,6 @@ def notifications(
                 print_json({"type": type(notification).__name__, **notification.model_dump(mode="json")})
             else:
                 out().print(_row(notification))
-            out().file.flush()
             if stop.is_set():
                 return
     if is_empty and not as_json and not stop.is_set():

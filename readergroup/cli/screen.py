@@ -54,12 +54,12 @@ def _print(what: str | Table, *, stderr: bool = False) -> None:
     if stream.isatty():
         _console(stderr=stderr).print(what)
     else:
-        print(what, file=stream)
+        print(what, file=stream, flush=True)  # a pipe has it now, also if the command goes on for days
 
 
 def print_json(value: object) -> None:
     """Print one JSON document on one line, with models in their JSON form."""
-    print(json_text(value))
+    print(json_text(value), flush=True)
 
 
 def json_text(value: object) -> str:

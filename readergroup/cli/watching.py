@@ -86,7 +86,6 @@ def _print_json_lines(heard: _Heard) -> None:
     while (taken := heard.take()) is not None:
         for notification in taken:
             print_json({"type": type(notification).__name__, **notification.model_dump(mode="json")})
-            out().file.flush()
         if _ended(taken):
             return
 
@@ -95,7 +94,6 @@ def _print_lines(heard: _Heard) -> None:
     while (taken := heard.take()) is not None:
         for notification in taken:
             out().print(line_of(notification))
-            out().file.flush()
         if _ended(taken):
             return
 

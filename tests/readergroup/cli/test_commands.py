@@ -45,7 +45,7 @@ class Cli:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "READERGROUP_URL": self.url, "PYTHONUNBUFFERED": ""}
+        return {**os.environ, "READERGROUP_URL": self.url}
 
     def __call__(self, *args: str, input: str | bytes | None = None) -> Any:
         return CliRunner(env={"READERGROUP_URL": self.url, "COLUMNS": "80"}).invoke(app, list(args), input=input)
