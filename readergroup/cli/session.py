@@ -111,7 +111,6 @@ class Commands(TyperGroup):
             exit_code = super().main(*args, **options)
             sys.stdout.flush()
         except BrokenPipeError:
-            _forget_stdout()
             exit_code = 1
         except KeyboardInterrupt:
             exit_code = INTERRUPTED
@@ -124,6 +123,7 @@ class Commands(TyperGroup):
             if not hasattr(error, "format_message"):
                 raise
             exit_code = _fail(_with_place(error), getattr(error, "exit_code", USAGE_ERROR))
+        _forget_what_cannot_be_printed()
         sys.exit(exit_code or 0)
 
 
@@ -135,6 +135,8 @@ def _with_place(error: Any) -> str:
 
 def _what_failed(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and not isinstance(error, ReaderGroupError):
+        if error.errno == errno.EBADF:
+            return "standard input or output is closed; give the command a file, or /dev/null"
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return one_line(str(error))
 
@@ -158,9 +160,12 @@ def _fail(message: str, exit_code: int) -> int:
     return exit_code
 
 
-def _forget_stdout() -> None:
-    """Discard the buffered output silently, because the reader of stdout is gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _forget_what_cannot_be_printed() -> None:
+    """Discard the output that is left after an error of stdout. Python would try again at its exit, and tell of it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_not_negative(value: int | None) -> int | None:

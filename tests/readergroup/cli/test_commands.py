@@ -78,6 +78,16 @@ class Cli:
             **options,  # type: ignore[call-overload]
         )
 
+    def shell(self, command: str) -> subprocess.CompletedProcess[str]:
+        """What Bash makes of the command line, which begins after ``readergroup``."""
+        return subprocess.run(
+            ["/bin/bash", "-c", f"{' '.join(COMMAND)} {command}"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        )
+
     def on_terminal(
         self,
         *args: str,
@@ -383,7 +393,8 @@ def test_following_hears_what_is_written_later_and_ctrl_c_commits_what_was_print
     assert read_line(process) == "two\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, out, err) == (0, "", "")
+    assert (process.returncode, out) == (0, "")
+    assert err in ("", "readergroup: the command ends when the store answers; press Ctrl-C again to end it now\n")
     assert orders.ok("read", "shop/orders", "--group", "g") == ""
 
 
@@ -403,17 +414,35 @@ def test_a_closed_pipe_ends_reading_without_a_word_and_loses_nothing(orders: Cli
     assert first.strip() in lines
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("read shop/orders --group g >&-", "standard input or output is closed; give the command a file, or /dev/null"),
+        ("read shop/orders --group g > /dev/full", "No space left on device"),
+        ("stream list >&-", "standard input or output is closed; give the command a file, or /dev/null"),
+        ("stream list > /dev/full", "No space left on device"),
+        ("--help > /dev/full", "No space left on device"),
+        ("write shop/orders <&-", "standard input or output is closed; give the command a file, or /dev/null"),
+        ("stream list <&- >&- 2>&-", ""),
+    ],
+)
+def test_input_and_output_that_do_not_work_are_told_on_one_line_and_lose_nothing(
+    orders: Cli, command: str, said: str
+) -> None:
+    orders.ok("write", "shop/orders", input="one\n")
+    process = orders.shell(command)
+    assert (process.returncode, process.stdout, process.stderr) == (1, "", f"readergroup: {said}\n" if said else "")
+    assert orders.ok("read", "shop/orders", "--group", "g") == "one\n"
+
+
+def test_a_process_without_any_input_or_output_does_what_it_is_asked(orders: Cli) -> None:
+    process = orders.shell("config put settings size 5 <&- 2>&-")
+    assert (process.returncode, process.stdout) == (0, "size = 5\n")
+
+
 @pytest.mark.parametrize("json", ["", "--json"])
 def test_a_closed_pipe_ends_a_table_without_a_word(orders: Cli, json: str) -> None:
-    process = subprocess.run(
-        f"{' '.join(COMMAND)} stream info shop/orders {json} | true; exit ${{PIPESTATUS[0]}}",
-        shell=True,
-        executable="/bin/bash",
-        env=orders.environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
+    process = orders.shell(f"stream info shop/orders {json} | true; exit ${{PIPESTATUS[0]}}")
     assert process.stderr == ""
     assert process.returncode in (0, 1)  # 0: it was quicker than the other end
 
