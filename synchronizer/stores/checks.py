@@ -54,7 +54,7 @@ def check_name(name: str, what: str = "segment") -> None:
         raise InvalidArgumentError(
             f"the name of a {what} is too long; shorten it", length=len(name), limit=MAX_NAME_LENGTH
         )
-    if _NOT_TEXT.search(name):
+    if ("\0" in name) if name.isascii() else _NOT_TEXT.search(name):  # most are ASCII, where this is much faster
         raise InvalidArgumentError(f"the name of a {what} contains characters that are not text", name=name)
 
 
