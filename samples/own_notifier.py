@@ -1,6 +1,7 @@
 """Notifications about your own state: a listener receives every hundredth visit, whichever process counted it."""
 
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import mkdtemp
@@ -33,11 +34,18 @@ class MilestoneNotifier(rg.PollingNotifier[Counter, Milestone]):
 def main(folder: Path) -> None:
     with rg.connect(f"sqlite:///{folder / 'shop.db'}") as client:
         visits = client.synchronizer("shop/visits", initial=Counter(), updates=[Add])
+        done = threading.Event()
+
+        def on_milestone(milestone: Milestone) -> None:
+            print(f"{milestone.value} visits at {milestone.revision}")
+            if milestone.value == 300:
+                done.set()
+
         with MilestoneNotifier(visits) as notifier:
-            notifier.register_listener(lambda milestone: print(f"{milestone.value} visits at {milestone.revision}"))
+            notifier.register_listener(on_milestone)
             for _ in range(350):
                 visits.update_state_unconditionally(Add())
-            notifier.poll()
+            done.wait(timeout=60)  # listeners run in their own thread
 
 
 if __name__ == "__main__":
