@@ -286,7 +286,8 @@ class PollingNotifier(ABC, Generic[S, N]):
     def close(self) -> None:
         """Unregister all listeners and end the threads. Closing twice is no error.
 
-        Waits up to 5 s for the running poll, and for each running listener.
+        Waits up to 5 s for the running poll, and for each running listener. What is queued is dropped: a durable
+        listener hears it when its name is registered again.
         """
         if os.getpid() != self._process_id:
             return  # a forked child: the threads belong to the parent

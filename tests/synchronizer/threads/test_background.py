@@ -117,7 +117,7 @@ def test_what_another_part_has_logged_is_only_counted(caplog: pytest.LogCaptureF
 
 
 def test_where_the_system_has_no_thread_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*args: object) -> None:
+    def start(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading, STARTS_A_THREAD, start)

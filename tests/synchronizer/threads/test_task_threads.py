@@ -147,7 +147,7 @@ def test_a_step_that_raises_is_called_again(steps: Steps) -> None:
 def test_the_first_task_needs_a_thread_and_the_others_do_with_what_there_is(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(*_: object) -> None:
+    def start(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
