@@ -17,11 +17,12 @@ for name in "$@"; do names="$names,DNS:$name"; done
 days=3650
 
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days $days -subj "/CN=readergroup authority" \
-    -keyout ../ca-key.pem -out ca.pem
+    -addext keyUsage=critical,keyCertSign,cRLSign -keyout ../ca-key.pem -out ca.pem
 openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj "/CN=readergroup node" \
     -keyout node-key.pem -out ../node.csr
 # A node is a server to clients and to other nodes, and a client of these.
 printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth,clientAuth\nbasicConstraints=CA:FALSE\n' "$names" >../node.ext
+printf 'subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n' >>../node.ext  # Python 3.13 and newer refuse others
 openssl x509 -req -in ../node.csr -CA ca.pem -CAkey ../ca-key.pem -set_serial 1 -days $days -extfile ../node.ext \
     -out node.pem
 rm ../node.csr ../node.ext

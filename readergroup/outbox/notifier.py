@@ -47,7 +47,7 @@ class OutboxNotifier(PollingNotifier[OutboxState, OutboxNotification]):
 
         def report(state: OutboxState) -> Iterable[Update[OutboxState]]:
             yield from (ReportStuck(stream=each, reason=reason) for each in sorted(stuck - set(state.stuck)))
-            too_old = {stream for stream, reason in state.stuck.items() if reason.startswith(_TOO_OLD)}
+            too_old = {stream for stream, why in state.stuck.items() if why.startswith(_TOO_OLD)}
             moving = (too_old - stuck) | (set(state.stuck) - set(seconds))
             yield from (ReportMoving(stream=each) for each in sorted(moving))
 
