@@ -45,8 +45,21 @@ class Authority:
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            # Python 3.13 and newer refuse certificates without what follows.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
-        if not is_authority:
+        if is_authority:
+            unused = dict.fromkeys(
+                (
+                    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+                    *("key_agreement", "encipher_only", "decipher_only"),
+                ),
+                False,
+            )
+            signs = x509.KeyUsage(key_cert_sign=True, crl_sign=True, **unused)
+            builder = builder.add_extension(signs, critical=True)
+        else:
             builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
             builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         path.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
