@@ -194,7 +194,7 @@ class ReaderGroupManager:
             if (life := found.pop(LIFE, None)) is not None:
                 delete_record(store, name, life)
                 changes[LIFE] = AttributeChange(life, None)
-            kept = {name: AttributeChange(value, forget_history(value)) for name, value in found.items()}
+            kept = {each: AttributeChange(value, forget_history(value)) for each, value in found.items()}
             return {**changes, **kept}
 
         group.synchronizer.delete(attributes=with_them)
