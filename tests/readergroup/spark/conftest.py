@@ -76,10 +76,10 @@ def archive_classes(path: Path, folder: Path) -> None:
     archive = folder / path.name
     driver = [sys.executable, "-m", "tests.readergroup.spark.session", str(folder), str(archive)]
     environment = {**os.environ, "JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
-    log = folder / "driver.log"  # no pipe, which workers that end later would keep open
-    with log.open("wb") as output:
-        subprocess.run(driver, stdout=output, stderr=subprocess.STDOUT, timeout=600, env=environment)
-    assert archive.exists(), log.read_text()
+    done = subprocess.run(
+        driver, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, env=environment
+    )
+    assert archive.exists(), done.stdout  # Java has ended: the output has
     whole = path.with_suffix(".whole")
     shutil.move(archive, whole)
     whole.rename(path)  # at once: others are being started
