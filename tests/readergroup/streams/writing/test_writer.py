@@ -632,7 +632,7 @@ def test_a_batch_of_each_segment_is_stored_where_no_further_thread_can_start(
     writer.write(b"first")
     writer.flush()  # the store may start threads of its own
 
-    def start(*_: object) -> None:
+    def start(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading, STARTS_A_THREAD, start)
