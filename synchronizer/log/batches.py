@@ -139,9 +139,13 @@ class EntryBatcher(Batcher[EntryBatch[S]], Generic[S]):
 
     def append(self, batch: EntryBatch[S], deadline: Deadline) -> None:
         entries = batch.entries
-        data = b"".join([entry.data for entry in entries])
         attributes = entries[0].attributes if len(entries) == 1 else batch.attributes
-        flushes = any(entry.flushes for entry in entries)
+        parts, transitions, flushes = [], [], False
+        for entry in entries:
+            parts.append(entry.data)
+            transitions.append(entry.transition)
+            flushes |= entry.flushes
+        data = b"".join(parts)
         backoff: Backoff | None = None
         while True:
             problem: BaseException
@@ -156,7 +160,7 @@ class EntryBatcher(Batcher[EntryBatch[S]], Generic[S]):
             else:
                 if isinstance(answer, Appended):
                     batch.landed = True
-                    self._follower.take_over(batch.tail, [entry.transition for entry in entries])
+                    self._follower.take_over(batch.tail, transitions)
                     self._queue.won_race()
                     return batch.end(Status.STORED)
                 if isinstance(answer, Conflict):

@@ -153,6 +153,8 @@ class FairQueue:
 
     def _takes_kept(self) -> bool:
         """Return whether this thread has taken the lock that the process kept."""
+        if not self._kept:
+            return False
         try:
             self._place = threading.get_ident(), self._kept[-1]  # before it is taken: an interrupted thread releases it
             self._kept.pop()

@@ -19,7 +19,7 @@ from .beginning import too_large
 from .contention import FairQueue
 from .entries import Entry, encode_entry
 from .follower import LogFollower, Measured
-from .replica import Replica
+from .replica import Replica, Transition
 
 R = TypeVar("R")
 
@@ -79,14 +79,8 @@ class Decider(Generic[S]):
         follower = self._follower
         follower.check_usable()
         try:
-            while not self._lock.acquire(blocking=False) and not self._lock.acquire(timeout=deadline.remaining(1.0)):
-                follower.check_usable()
-                if deadline.passed:
-                    raise DeadlineExceededError(
-                        "the generator of another call did not return in time; nothing was written, try again",
-                        segment=self._segment,
-                    )
-            follower.check_usable()
+            if not self._lock.acquire(blocking=False):
+                self._wait_for_lock(deadline)
             if self._queue.join_if_contended(deadline):
                 follower.fetch(deadline)
             follower.barred_thread = thread
@@ -105,6 +99,17 @@ class Decider(Generic[S]):
                 self._lock.release()
             except RuntimeError:
                 pass
+
+    def _wait_for_lock(self, deadline: Deadline) -> None:
+        has_lock = False
+        while not has_lock:
+            has_lock = self._lock.acquire(timeout=deadline.remaining(1.0))
+            self._follower.check_usable()
+            if not has_lock and deadline.passed:
+                raise DeadlineExceededError(
+                    "the generator of another call did not return in time; nothing was written, try again",
+                    segment=self._segment,
+                )
 
     def _try(self, decide: Decide[S, R], call: Call[EntryBatch[S]], deadline: Deadline) -> Attempt[S, R] | None:
         """Run ``decide`` once; return None if the state changed meanwhile, or there was no room for its entry."""
@@ -133,10 +138,10 @@ class Decider(Generic[S]):
         # Apply the body as it is read back, as every other process does.
         change = self._follower.codec.read_back(body)
         after, transition = base.apply(entry, change)
-        self._check_size(base, after, must_pass=isinstance(change, list) and all(e.may_exceed_limit for e in change))
+        self._check_size(base, after, transition)
         return NewEntry(base, call, data, after, transition, decision.attributes, decision.flushes)
 
-    def _check_size(self, before: Replica[S], after: Replica[S], *, must_pass: bool) -> None:
+    def _check_size(self, before: Replica[S], after: Replica[S], transition: Transition[S]) -> None:
         """Raise `StateTooLargeError` for an entry that makes a state larger and leaves it over the limit.
 
         The cost of measuring grows with the state, so it is done when the log has grown by an eighth of the remaining
@@ -147,7 +152,8 @@ class Decider(Generic[S]):
         if after.state is None or after.next_offset - measured.length <= (limit - measured.size) // 8:
             return
         size = self._follower.codec.size(after.state)
-        is_over = size > limit and not must_pass
+        updates = transition.updates
+        is_over = size > limit and not (updates and all(each.may_exceed_limit for each in updates))
         if is_over and (before.state is None or size > self._follower.codec.size(before.state)):
             raise too_large(self._segment, size, limit)
         self._follower.measured = Measured(size, after.next_offset)

@@ -194,7 +194,8 @@ class LogFollower(Generic[S]):
 
     def _go_on_from(self, replica: Replica[S], transitions: Sequence[Transition[S]]) -> None:
         """Replace the replica by the one that ``transitions`` lead to, and tell the feeds. Hold the lock."""
-        self._tell()
+        if self._untold:  # by an interrupted call
+            self._tell()
         self.replica, self._untold = replica, transitions
         try:
             self._tell()

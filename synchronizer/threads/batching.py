@@ -94,7 +94,8 @@ class Batcher(ABC, Generic[B]):
         """Wait until the batch has its outcome. Append it if it is the next one and no other call leads."""
         while True:
             with self.lock:
-                self.wait_with(call, batch)
+                if call.batch is not batch:
+                    self.wait_with(call, batch)
                 if batch.status is not Status.UNDECIDED:
                     return batch.status
                 if self.leader is None and (self.in_flight or self.open) is batch:

@@ -57,19 +57,26 @@ class Flag(threading.Event):
 
 
 class Bell:
-    """Wakes all threads that wait for the next change of data that a lock guards. Call both methods with the lock held.
+    """Wakes all threads that wait for the next change of data. Call `ring` with the lock held that guards the data.
 
-    Take `next_ring` while you read the data, and wait for it without the lock. A `threading.Condition` releases the
+    Take `next_ring` before you read the data, and wait for it without the lock. A `threading.Condition` releases the
     lock while it waits and must acquire it again, which an interrupt can prevent.
     """
 
     def __init__(self) -> None:
-        self._next = Flag()
+        self._next = _Ring()
 
     def next_ring(self) -> Flag:
-        return self._next
+        ring = self._next
+        ring.is_taken = True
+        return ring
 
     def ring(self) -> None:
         """Wake the waiting threads. An interrupted caller may call it twice."""
-        self._next.set()
-        self._next = Flag()
+        if self._next.is_taken:  # else nobody waits
+            self._next.set()
+            self._next = _Ring()
+
+
+class _Ring(Flag):
+    is_taken = False

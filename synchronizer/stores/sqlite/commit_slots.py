@@ -242,6 +242,11 @@ class CommitSlots:
 
     # The leader
 
+    @property
+    def are_used(self) -> bool:
+        """Whether a process has ever waited for another."""
+        return self._used() > 0
+
     def are_posted(self) -> bool:
         """Under the gate: return whether there may be requests to take."""
         return bool(self._posted())
@@ -303,7 +308,7 @@ class CommitSlots:
         The first is the one after this process's slot: of conditional appends to one offset only the first succeeds.
         """
         found: list[tuple[int, int, int]] = []
-        if not (used := self._used()):  # no process has ever waited for another
+        if not (used := self._used()):
             return found
         own = -1 if self._own is None else self._own
         for slot in (*range(own + 1, used), *range(min(own, used))):

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from queue import SimpleQueue
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from synchronizer.errors import ClosedError, OutcomeUnknownError, ReaderGroupError
 
@@ -75,7 +75,7 @@ class Step(Generic[C]):
         self._error = error
         self.is_settled = True
 
-    def outcome(self) -> object:
+    def outcome(self) -> Any:
         if self._error is not None:
             raise self._error
         return self._result
@@ -130,10 +130,15 @@ class StepBatch(Generic[C]):
 
     def newcomers(self) -> Iterator[Step[C]]:
         """Yield the open steps, then those that arrive, until no more arrive."""
-        yield from self.open_steps
-        while not self.steps[0].alone and (admitted := self._admit(len(self.steps))):
+        place = 0
+        while True:
+            for step in self.steps[place:]:
+                if not step.is_settled:
+                    yield step
+            place = len(self.steps)
+            if self.steps[0].alone or not (admitted := self._admit(place)):
+                return
             self.steps += admitted
-            yield from admitted
 
 
 class GroupCommit(Generic[C]):
@@ -180,7 +185,8 @@ class GroupCommit(Generic[C]):
                 except BaseException:
                     self._leave(step, batch)
                     raise
-        return cast(R, step.outcome())
+        outcome: R = step.outcome()
+        return outcome
 
     def try_without(self, attempt: Callable[[], R | None]) -> R | None:
         """Return the result of ``attempt``, which needs no commit; None if it has none, or while steps are pending.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -20,6 +21,8 @@ _LONGER_THAN_ANY: Final = 1 << 63
 #: Each answer takes less than 32 bytes if the append was written, so the answers always have room.
 MAX_APPENDS: Final = 64
 
+_data: Final = attrgetter("data")
+
 Result = AppendResult | tuple[Appended, ...] | Mapping[str, Conflict]
 
 
@@ -32,25 +35,23 @@ class Request(NamedTuple):
     @property
     def weight(self) -> int:
         """How many bytes the appends put into the file."""
-        return sum(map(weight, self.appends))
+        total = 0
+        for append in self.appends:
+            total += len(append.data)
+            for change in append.attributes.values():
+                total += len(change.new or b"")
+        return total
 
     @property
     def wakes(self) -> bool:
         """Whether a thread or process may be waiting for the change."""
         # Appends without data are mostly lease renewals, which no process waits for.
-        return any(each.data for each in self.appends)
+        return any(map(_data, self.appends))
 
     def run(self, connection: sqlite3.Connection) -> Result:
         if self.is_together:
             return sqlite_steps.append_together(connection, self.appends)
         return sqlite_steps.append(connection, self.appends[0])
-
-
-def weight(append: Append) -> int:
-    """Return how many bytes the append puts into the file."""
-    if not append.attributes:
-        return len(append.data)
-    return len(append.data) + sum(len(change.new or b"") for change in append.attributes.values())
 
 
 def encode(request: Request) -> bytes:

@@ -60,6 +60,8 @@ class SharedCommit:
         self._timeout = timeout
         self._taken: list[Taken] = []
         self._waits_without_request = 0
+        #: Whether other processes may wait for this one. The first wait on a file is not noticed: it looks by itself.
+        self.may_wait = False
         #: Whether another process has committed the last steps of this one. It probably commits the next as well.
         self.is_answered = False
 
@@ -192,8 +194,12 @@ class SharedCommit:
     # The process that commits
 
     def begin(self) -> None:
-        """Forget what an interrupted commit had taken: the next process through the gate resolves it."""
+        """Look whether others may wait, and forget what an interrupted commit had taken.
+
+        The next process through the gate resolves that.
+        """
         self._taken = []
+        self.may_wait = self._slots.are_used
 
     @property
     def has_taken(self) -> bool:
@@ -204,7 +210,7 @@ class SharedCommit:
 
         Call `begin` before it, and `settle` after it.
         """
-        if not self._slots.are_posted():
+        if not self.may_wait or not self._slots.are_posted():
             return []
         last_commit = sqlite_rows.last_shared_commit(connection)
         commit = commit_after(last_commit)
@@ -247,12 +253,14 @@ class SharedCommit:
 
     def settle(self, reply: Reply) -> None:
         """Write for the waiting processes what became of their requests."""
-        self._slots.settle(self._taken, reply)
-        self._taken = []
+        if self._taken:
+            self._slots.settle(self._taken, reply)
+            self._taken = []
 
     def wake(self) -> None:
         """Wake the processes whose requests are settled, and the next to commit. Call it after releasing the gate."""
-        self._slots.wake()
+        if self.may_wait:
+            self._slots.wake()
 
 
 def _requests(batch: StepBatch[sqlite3.Connection]) -> tuple[list[Step[sqlite3.Connection]], bytes]:

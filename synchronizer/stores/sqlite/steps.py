@@ -199,7 +199,7 @@ def _match(connection: sqlite3.Connection, append: Append, size: int) -> _Match 
             present[name], before = sqlite_rows.attribute_and_before(connection, row, name)
         else:
             present[name] = sqlite_rows.attribute(connection, row, name)
-    if append.expected_offset not in (None, row.length) or not _are_as_expected(append, present):
+    if append.expected_offset not in (None, row.length) or (present and not _are_as_expected(append, present)):
         values = {name: None if each is None else each.value for name, each in present.items()}
         return Conflict(row.length, _delta(connection, row, append.expected_offset), values)
     if not sqlite_extents.has_room(connection, row.id, row.length, size):

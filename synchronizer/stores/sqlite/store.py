@@ -412,7 +412,7 @@ class SqliteStore(SegmentStore):
                         self._file.check_to_write()
                         failure = self._commit(batch)
                         self._reply(failure)
-                        if failure is None and batch.is_for_one_thread:
+                        if failure is None and self._others.may_wait and batch.is_for_one_thread:
                             self._commit_for_others(batch)
                         self._log.checkpoint_if_due(self._writer)
             finally:
@@ -484,18 +484,21 @@ class SqliteStore(SegmentStore):
         If it fails, run each step in a transaction of its own.
         """
         # Steps that were offered to another process together with this one may need a flush.
-        is_unflushed = all(step.alone for step in batch.steps)
+        is_unflushed = batch.steps[0].alone and all(step.alone for step in batch.steps)
         connection = self._writer_of_unread() if is_unflushed else self._writer
         failure = self._try_to_commit(batch, batch.newcomers(), connection, with_others=True)
-        is_shared = self._others.has_taken or len(batch.steps) > 1
-        if failure and (failure.is_full or (is_shared and not failure.may_be_stored)):
-            if failure.is_full:
-                self._log.make_room(self._writer)
-            for step in batch.open_steps:
-                self._finish([step], self._commit_alone(batch, step, connection))
-        else:
-            self._finish(batch.open_steps, failure)
+        if failure is None or not self._may_succeed_alone(batch, failure):
+            self._finish(batch.steps, failure)
+            return failure
+        if failure.is_full:
+            self._log.make_room(self._writer)
+        for step in batch.open_steps:
+            self._finish([step], self._commit_alone(batch, step, connection))
         return failure
+
+    def _may_succeed_alone(self, batch: StepBatch[sqlite3.Connection], failure: _Failure) -> bool:
+        is_shared = self._others.has_taken or len(batch.steps) > 1
+        return failure.is_full or (is_shared and not failure.may_be_stored)
 
     def _commit_alone(
         self, batch: StepBatch[sqlite3.Connection], step: Step[sqlite3.Connection], connection: sqlite3.Connection
@@ -553,7 +556,7 @@ class SqliteStore(SegmentStore):
         for step in steps:
             if failure is None:
                 step.settle()
-            else:
+            elif not step.is_settled:  # by another process
                 step.fail(failure.translated(self._path))
 
     def _end_transactions(self) -> None:

@@ -137,6 +137,7 @@ def test_states_queues_and_streams_go_on(tmp_path: Path, monkeypatch: pytest.Mon
                     writer.flush()
                     client.streams.truncate("a/s", client.streams.info("a/s").tail)
                     processor.drain(timeout=30)
+            processor.drain(timeout=30)
         lengths = {name.split("/")[0]: client.store.info(name).length for name in client.store.list("")}
         assert min(lengths["map"], lengths["queue"], lengths["data"]) > 2 << 21
     assert handled == [added] * 300

@@ -871,6 +871,7 @@ def test_a_leader_does_not_let_other_threads_wait(arriving: int, line: Line, mon
         return failure
 
     monkeypatch.setattr(leader, "_try_to_commit", commit)
+    monkeypatch.setattr(CommitSlots, "are_used", True)
     monkeypatch.setattr(leader._others, "further_commits", lambda: iter([None]))
     leader._execute(StepBatch(queue[0], lambda place: queue[place:]))
     assert commits == [None] * (2 - arriving)
