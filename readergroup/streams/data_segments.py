@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from synchronizer import (
@@ -10,6 +11,7 @@ from synchronizer import (
     InvalidArgumentError,
     NotFoundError,
     ReaderGroupError,
+    TruncatedError,
     Update,
 )
 from synchronizer.backoff import Backoff
@@ -99,27 +101,35 @@ class DataSegments:
 
     # ------------------------------------------------------------------ giving data up
 
-    def truncate(self, state: StreamState, deadline: Deadline) -> None:
-        """Delete the blocks that lie wholly before the head, and segments that were retired long ago."""
+    def truncate(self, before: StreamState, state: StreamState, deadline: Deadline) -> None:
+        """Delete the blocks that lie wholly before the head, and segments that were retired long ago.
+
+        The head was just moved from that in ``before`` to that in ``state``.
+        """
         backoff = self._metadata.backoff(deadline)
         for number, each in state.segments.items():
             segment = state.data_segment(number)
             if each.retired_at is not None:
                 self._truncate_segment(segment, None, backoff)
-            elif number in state.head:
-                self._truncate_segment(segment, state.head[number], backoff)
+            elif (offset := state.head.get(number, 0)) > before.head.get(number, 0):
+                self._truncate_to(segment, offset, backoff)
+            elif offset > 0:  # after a process that could not complete this
+                self._truncate_segment(segment, offset, backoff)
         self.delete_retired(state, deadline)
 
     def _truncate_segment(self, segment: str, offset: int | None, backoff: Backoff) -> None:
-        """Delete the blocks that lie wholly before ``offset``; None: all."""
-        try:
+        """Delete the blocks that lie wholly before ``offset``; None: all. There may be none."""
+        with suppress(NotFoundError):  # it is deleted
             info = backoff.retry(lambda: self._store.info(segment))
             to = info.length if offset is None else offset
             if to > info.start_offset:
-                start = backoff.retry(lambda: block_start(self._store, segment, to))
-                backoff.retry(lambda: self._store.truncate(segment, start))
-        except NotFoundError:
-            return  # deleted already
+                self._truncate_to(segment, to, backoff)
+
+    def _truncate_to(self, segment: str, offset: int, backoff: Backoff) -> None:
+        """Delete the blocks that lie wholly before ``offset``, of which there probably are some."""
+        with suppress(NotFoundError, TruncatedError):  # another process was faster
+            start = backoff.retry(lambda: block_start(self._store, segment, offset))
+            backoff.retry(lambda: self._store.truncate(segment, start))
 
     def delete_retired(self, state: StreamState, deadline: Deadline) -> None:
         """Delete segments that were retired so long ago that no writer asks for them any more."""

@@ -408,9 +408,9 @@ class StreamManager:
             head = now.later(now.head, offsets)
             return [] if head == now.head else [TruncateStream(head=Map(head), at=at)]
 
-        state = self.metadata.existing(state.name, deadline).update_state(move_head, timeout=deadline.remaining())
-        self._data.truncate(state, deadline)
-        return state
+        moved = self.metadata.existing(state.name, deadline).update_state(move_head, timeout=deadline.remaining())
+        self._data.truncate(state, moved, deadline)
+        return moved
 
     def copy(
         self,

@@ -72,6 +72,21 @@ class _Budget:
         self.left, self.stored = int(self.limit * share), 0
 
 
+class _Lengths:
+    """The lengths of a stream's data segments. The store is asked for each once: a policy is applied to one moment."""
+
+    def __init__(self, data: DataSegments, state: StreamState, deadline: Deadline) -> None:
+        self._data = data
+        self._state = state
+        self._deadline = deadline
+        self._known: dict[int, int] = {}
+
+    def of(self, numbers: Iterable[int]) -> Mapping[int, int]:
+        """Return the lengths of these segments, perhaps with others."""
+        self._known |= self._data.lengths(self._state, set(numbers) - self._known.keys(), self._deadline)
+        return self._known
+
+
 class Retention(DuePolicies):
     """The retention of the streams of one client. Threads may share it.
 
@@ -168,7 +183,7 @@ class Retention(DuePolicies):
                 if deadline.passed:
                     raise
         head = state.head if decision is None else decision.head
-        lengths = self._lengths(state, state.head, deadline)
+        lengths = self._data.lengths(state, state.reachable(state.head), deadline)
         kept = _size(state, head, lengths)
         with loading():
             from .report import RetentionReport
@@ -196,10 +211,11 @@ class Retention(DuePolicies):
         dry_run: bool = False,
     ) -> tuple[Decision | None, Mapping[str, Offsets]]:
         stored = self._stored_history(state.name, deadline)
-        history, grown = self._updated(state, stored, deadline)
+        lengths = _Lengths(self._data, state, deadline)
+        history, grown = self._updated(state, stored, lengths)
         now = self._clock.time()
         while (found := gap(policy, history, now)) is not None:
-            if (filled := self._filled(state, history, found, deadline)) is None:
+            if (filled := self._filled(state, history, found, lengths, deadline)) is None:
                 break
             history = filled
         consumed = {
@@ -225,23 +241,24 @@ class Retention(DuePolicies):
                 budget.renew(grown)
         return decision, consumed
 
-    def _updated(self, state: StreamState, stored: bytes | None, deadline: Deadline) -> tuple[History, int]:
+    def _updated(self, state: StreamState, stored: bytes | None, known: _Lengths) -> tuple[History, int]:
         """Return the history with a sample of now, and how many bytes came since the last one."""
         history = None if stored is None else History.decode(stored)
         for each in (history, History(state.incarnation, (Sample(float("-inf"), 0, state.head),))):
             if each is None or each.incarnation != state.incarnation or not _is_known(state, each.newest):
                 continue
             try:
-                lengths = self._lengths(state, each.newest.offsets, deadline)
+                lengths = known.of(state.reachable(each.newest.offsets))
             except NotFoundError:  # truncated by hand long ago
                 continue
             grown = _size(state, each.newest.offsets, lengths)
             end = {number: lengths[number] for number in state.current}
             sample = Sample(self._clock.time(), each.newest.written + grown, Map(end))
-            return self._from_head(state, each.with_sample(sample), deadline), grown
+            return self._from_head(state, each.with_sample(sample), known), grown
         raise NotFoundError("the stream was deleted meanwhile", stream=state.name)
 
-    def _from_head(self, state: StreamState, history: History, deadline: Deadline) -> History:
+    @staticmethod
+    def _from_head(state: StreamState, history: History, known: _Lengths) -> History:
         """Return the history from the head on, without the bytes that are deleted.
 
         The head may be before a sample in one segment and after it in another, where all groups are further.
@@ -250,7 +267,7 @@ class Retention(DuePolicies):
             return history
         newest = history.newest
         replaced = (number for number in state.reachable(state.head) if number not in newest.offsets)
-        lengths = {**self._data.lengths(state, replaced, deadline), **newest.offsets}
+        lengths = {**known.of(replaced), **newest.offsets}
         first, *later = history.samples[_last_before_head(state, history) :]
         cuts = [state.later(state.head, each.offsets) for each in later]
         return history._replace(
@@ -260,30 +277,29 @@ class Retention(DuePolicies):
             )
         )
 
-    def _lengths(self, state: StreamState, start: Offsets, deadline: Deadline) -> Mapping[int, int]:
-        return self._data.lengths(state, state.reachable(start), deadline)
-
-    def _filled(self, state: StreamState, history: History, found: Gap, deadline: Deadline) -> History | None:
+    def _filled(
+        self, state: StreamState, history: History, found: Gap, known: _Lengths, deadline: Deadline
+    ) -> History | None:
         """Return the history with a sample at the limit in the gap, as the data itself shows it; None if it cannot."""
         before, after = found.before, found.after
-        lengths = self._lengths(state, before.offsets, deadline)
+        lengths = known.of(state.reachable(before.offsets))
         end = before.written + _size(state, before.offsets, lengths)
         if found.at is not None:
             backoff = self._metadata.backoff(deadline)
             cut, at = offsets_at(self._store, state, int(found.at * 1_000_000), backoff), found.at
         else:
-            cut, at = self._advanced(state, before.offsets, found.written - before.written, deadline), after.at
+            cut, at = self._advanced(state, before.offsets, found.written - before.written, known), after.at
         cut = state.earlier(state.later(cut, before.offsets), after.offsets)
         written = end - _size(state, cut, lengths)
         if found.at is None and not before.written < written < after.written:
             return None
         return history.inserted(Sample(at, written, cut), after)
 
-    def _advanced(self, state: StreamState, start: Offsets, size: int, deadline: Deadline) -> Offsets:
+    def _advanced(self, state: StreamState, start: Offsets, size: int, known: _Lengths) -> Offsets:
         """Return a cut that is about ``size`` bytes behind ``start``: earlier epochs first, segments in proportion."""
         cut = dict(start)
         while True:
-            lengths = self._data.lengths(state, cut, deadline)
+            lengths = known.of(cut)
             old = {number for number in cut if state.segments[number].successors} or set(cut)
             available = sum(lengths[number] - cut[number] for number in old)
             if size < available or not state.segments[min(old)].successors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -12,7 +13,7 @@ import readergroup as rg
 from readergroup.streams.retention import applying
 from readergroup.streams.retention.applying import REGISTRY
 from readergroup.streams.routing import key_position
-from synchronizer import AttributeChange, Deadline, ManualClock, open_store
+from synchronizer import AttributeChange, Deadline, ManualClock, SegmentInfo, open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.waiting import until
 
@@ -99,6 +100,25 @@ def test_the_oldest_events_are_deleted_when_there_are_too_many(client: rg.Client
         assert stored_bytes(client) <= 50_000
     numbers = left(client)
     assert numbers == list(range(numbers[0], 200)) and 30 <= len(numbers) <= 60
+
+
+def test_a_policy_asks_for_the_length_of_each_segment_once(client: rg.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it looks for a cut inside a gap of the history, and deletes the data before it."""
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(4))
+    write(client, 0, 300)
+    client.streams.configure(STREAM, retention=rg.RetentionPolicy(max_bytes=50_000))
+    asked, ask = Counter[str](), client.store.info
+
+    def count(segment: str) -> SegmentInfo:
+        asked[segment] += 1
+        return ask(segment)
+
+    monkeypatch.setattr(client.store, "info", count)
+    deadline = Deadline(client.clock, 30.0)
+    client.streams.retention.apply(client.streams.metadata.existing(STREAM, deadline).state, deadline)
+    monkeypatch.undo()
+    assert 0 < len(left(client)) < 100
+    assert len(asked) == 4 and set(asked.values()) == {1}, asked
 
 
 @pytest.mark.stores(round_robin=True)
