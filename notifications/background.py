@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +11,7 @@ from synchronizer import Clock, Deadline, ReaderGroupError, SegmentStore, StoreU
 from synchronizer.arguments import check_duration
 from synchronizer.callables import check_callable
 from synchronizer.clock import growing_pause
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
@@ -27,7 +27,7 @@ _WAIT_SECONDS: Final = 0.1
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _MAX_PAUSE_SECONDS: Final = 0.5
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class BackgroundPolling:

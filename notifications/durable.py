@@ -8,7 +8,6 @@ that were not recorded. The listener has a thread of its own, so that a long cal
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from synchronizer.compare_and_set import remove_attributes
 from synchronizer.liveness.exclusive_role import ExclusiveRole
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.timing import RENEWALS, observe_interval
+from synchronizer.loggers import get_logger
 
 from .mailbox import N
 from .system import CLOSE_TIMEOUT_SECONDS, Listener, Subscription
@@ -45,7 +45,7 @@ DEFAULT_ROLE_TIMEOUT_SECONDS: Final = 10.0
 #: The first and the longest pause before a listener that raised is called again.
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 def attribute_of(kind: type, name: str) -> str:

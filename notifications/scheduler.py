@@ -14,10 +14,11 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import starting
 
 #: APScheduler logs every added job, and every run that it skips while the previous one still runs. Both are normal.
-_quiet = logging.getLogger(f"{__name__}.apscheduler")
+_quiet = get_logger(f"{__name__}.apscheduler")
 _quiet.setLevel(logging.ERROR)
 
 

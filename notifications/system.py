@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,6 +14,7 @@ from blinker import Signal
 from synchronizer import ClosedError, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
 from synchronizer.callables import check_callable, check_returned, is_async
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread
 from synchronizer.threads.loading import loading
 
@@ -31,7 +31,7 @@ DEFAULT_QUEUE_SIZE: Final = 1000
 #: How long `close` waits for a running call of a listener.
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class Subscription(Generic[N]):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import os
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from synchronizer import ClosedError, StoreUnavailableError
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread
 
 R = TypeVar("R")
@@ -32,7 +32,7 @@ IDLE_SECONDS: Final = 5.0
 #: How long closing waits for calls that run.
 CLOSE_SECONDS: Final = 5.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class _Call(Generic[R]):

@@ -8,7 +8,6 @@ the next is due; tests and simulations call it instead of starting the threads.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -24,6 +23,7 @@ from synchronizer import (
 )
 from synchronizer.liveness.keeper import RETRY_SECONDS, Keeper, is_store_unavailable
 from synchronizer.liveness.lease import DeathWatch
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
 
@@ -34,7 +34,7 @@ from .model.state import ReaderState
 from .pace import Pace
 from .updater import GroupUpdater, newest_checkpoint
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: How long the coordinator waits for hand-overs before it balances the group during them.
 HAND_OVER_SECONDS: Final = 0.5

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from synchronizer import Deadline, NotFoundError, OutcomeUnknownError, ReaderGroupError, Revision
 from synchronizer.callables import checked
+from synchronizer.loggers import get_logger
 
 from ..errors import ReaderNotInGroupError, SinkBehindError
 from ..streams.config import SegmentId, data_segment, stream_of
@@ -22,7 +22,7 @@ from .updater import GroupUpdater
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 SegmentCallback = Callable[[SegmentId], object]
 CheckpointCallback = Callable[[str], object]

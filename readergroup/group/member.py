@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import weakref
@@ -25,6 +24,7 @@ from synchronizer.clock import stopwatch
 from synchronizer.liveness.keeper import is_store_unavailable
 from synchronizer.liveness.lease import Lease
 from synchronizer.liveness.timing import RENEWALS
+from synchronizer.loggers import get_logger
 
 from ..errors import ReaderNotInGroupError
 from ..streams.event import Position
@@ -36,7 +36,7 @@ from .model.state import ReaderGroupState
 from .model.updates import RemoveReader
 from .updater import GroupUpdater
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: How long ``leave`` retries a store that does not answer.
 _LEAVE_SECONDS: Final = 5.0

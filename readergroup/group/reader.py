@@ -7,7 +7,6 @@ reader's membership and lease (`GroupMember`), what it does when the group decid
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -30,6 +29,7 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.liveness.keeper import is_store_unavailable
+from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: How long one wait at the store lasts before the reader checks whether it was stopped.
 _WAIT_SECONDS: Final = 0.25

@@ -6,7 +6,6 @@ balance the group again in the same entry, so that no process sees the group in 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -26,6 +25,7 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_type
 from synchronizer.backoff import Backoff
 from synchronizer.liveness.lease import Lease, Observed, lease_attribute, lease_value, read_leases
+from synchronizer.loggers import get_logger
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from ..errors import ReaderNotInGroupError
@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # a list of groups loads no streams
     from ..streams.manager import StreamManager
     from ..streams.state import StreamState
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 R = TypeVar("R")
 

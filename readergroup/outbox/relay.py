@@ -10,7 +10,6 @@ before one of a lower id that is still to come.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +27,7 @@ from synchronizer import (
 )
 from synchronizer.clock import is_manual
 from synchronizer.liveness.keeper import Keeper
+from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Flag
 
 from ..streams.manager import StreamManager
@@ -47,7 +47,7 @@ _LOOK_SECONDS: Final = 5.0
 _WAIT_SECONDS: Final = 0.25
 _CLOSE_SECONDS: Final = 10.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class _Stuck(NamedTuple):

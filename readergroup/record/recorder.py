@@ -13,7 +13,6 @@ into the record of another.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
@@ -39,6 +38,7 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_duration
 from synchronizer.clock import is_manual
 from synchronizer.compare_and_set import Cell, Outcome
+from synchronizer.loggers import get_logger
 
 from ..group.lag import GroupLag
 from ..group.model.state import ReaderGroupState
@@ -63,7 +63,7 @@ SAMPLE: Final = "sample"
 #: How long closing waits for a running poll, and for the store.
 CLOSE_SECONDS: Final = 5.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class RecordedGroup(Protocol):

@@ -8,7 +8,6 @@ as an outbox writes its rows, each once. After that they are truncated where the
 from __future__ import annotations
 
 import hashlib
-import logging
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
@@ -23,6 +22,7 @@ from synchronizer import (
     ReaderGroupError,
 )
 from synchronizer.clock import growing_pause
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
 
@@ -40,7 +40,7 @@ _LOCK_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.2
 _MAX_PAUSE_SECONDS: Final = 30.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class Returning:

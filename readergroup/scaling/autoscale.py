@@ -6,7 +6,6 @@ of the group.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from synchronizer.clock import growing_pause
 from synchronizer.liveness.exclusive_role import ExclusiveRole, RoleValue
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.timing import observe_interval
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread
 
 from ..group.updater import is_of_another_stream
@@ -32,7 +32,7 @@ MAX_PAUSE_SECONDS: Final = 30.0
 #: How long closing waits for a running call.
 CLOSE_SECONDS: Final = 5.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 Callback = Callable[[ScalingDecision], object]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import wait
 from contextlib import suppress
@@ -12,11 +11,12 @@ from typing import Any, Final, TypeVar
 
 from synchronizer import ClosedError
 from synchronizer.callables import NotHandledError
+from synchronizer.loggers import get_logger
 
 from ..telemetry.logs import fields_of
 from .handlers import exited
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 R = TypeVar("R")
 

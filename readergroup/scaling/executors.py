@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from synchronizer import StoreUnavailableError
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread
 
 from ..streams.event import Event, EventBatch
@@ -27,7 +28,7 @@ _LOOP_ITEMS: Final = 100
 #: How long an idle thread or loop waits before it looks again, if nothing wakes it.
 _LOOK_SECONDS: Final = 0.25
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class FailedAloneError(Exception):

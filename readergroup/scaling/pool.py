@@ -6,7 +6,6 @@ flag that this thread checks.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -27,6 +26,7 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.callables import check_callable, check_takes, is_async
 from synchronizer.clock import growing_pause
+from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 
@@ -64,7 +64,7 @@ _MOST_REMEMBERED: Final = 1000
 #: How long the pool tries to remove a dead worker from the group; after that the worker's lease expires.
 _TAKE_OUT_SECONDS: Final = 2.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class PoolWorker(Protocol):

@@ -8,7 +8,6 @@ errors of the sink end the worker: a newer owner has the segment, or the databas
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from synchronizer import ReaderGroupError
 from synchronizer.callables import NotHandledError, check_returned
 from synchronizer.clock import Clock
+from synchronizer.loggers import get_logger
 
 from ..errors import EventStoredError
 from ..sinks.sql_sink import SinkTransaction, SqlSink
@@ -25,7 +25,7 @@ from ..streams.event import Event, EventBatch
 from ..telemetry.logs import fields_of
 from .handlers import WorkerStoppedError, pause_of_sink
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 What = Event[Any] | EventBatch[Any]
 

@@ -5,7 +5,6 @@ It runs in its caller's thread, so that worker threads, worker processes and tes
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from synchronizer import HandlerError, ReaderGroupError, StoreUnavailableError, TruncatedError
 from synchronizer.callables import NotHandledError, check_returned, is_async
+from synchronizer.loggers import get_logger
 from synchronizer.recipes.queue.retries import text_of
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
@@ -45,7 +45,7 @@ MAX_ARROW_EVENTS: Final = 32_768
 #: How many workers must die over an event before it is set aside: a process may die for other reasons.
 LEAST_DEATHS: Final = 3
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

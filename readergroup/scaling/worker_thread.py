@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from synchronizer import ClosedError, ReaderGroupError
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread
 
 from ..telemetry.logs import LogAbout
@@ -15,7 +15,7 @@ from .in_hand import InHand
 from .starting_worker import new_worker
 from .worker import Task
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class ThreadWorker:

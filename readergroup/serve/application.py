@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from synchronizer import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError, SealedError
 from synchronizer.arguments import check_duration, check_items, check_type
+from synchronizer.loggers import get_logger
 
 from ..aio.calls import Threads
 from ..client import Client
@@ -56,7 +56,7 @@ _PAGE: Final = {
 _NUMBERS: Final = {"min_readers": int, "max_readers": int, "concurrency": int}
 _DURATIONS: Final = {"target_lag_seconds": float, "cooldown_seconds": float}
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class WebView:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any, Final
 from synchronizer import ClosedError, NotFoundError, ReaderGroupError
 from synchronizer.counting import Latencies
 from synchronizer.liveness.keeper import Keeper
+from synchronizer.loggers import get_logger
 
 from ..aio.calls import News, wait_until_set
 from ..client import Client
@@ -54,7 +54,7 @@ KINDS: Final = (
     "barrier",
 )
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class Sampler:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Transitio
 from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.lease import lease_value
+from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Flag
 
 from ..aio.calls import News
@@ -41,7 +41,7 @@ MAX_VIEWERS: Final = 64
 #: How many notices a viewer that falls behind can catch up with.
 KEPT_NOTICES: Final = 200
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class TooManyError(Exception):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from synchronizer import InvalidArgumentError, NotFoundError
+from synchronizer.loggers import get_logger
 
 from ..client import Client
 from ..streams.config import StreamCut
@@ -16,7 +16,7 @@ from .offsets import Cuts
 from .options import ReadOptions
 from .selection import selected
 
-logger = logging.getLogger("readergroup.spark")
+logger = get_logger("readergroup.spark")
 
 #: How often a query looks for streams that join.
 _LOOK_SECONDS: Final = 1.0

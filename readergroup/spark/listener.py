@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,11 +18,12 @@ from pyspark.sql.streaming.listener import (
 
 from synchronizer import InvalidArgumentError
 from synchronizer.callables import checked
+from synchronizer.loggers import get_logger
 
 from ..streams.config import SegmentId, StreamCut
 from .offsets import cuts_of
 
-logger = logging.getLogger("readergroup.spark")
+logger = get_logger("readergroup.spark")
 
 
 class QueryProgress(BaseModel):

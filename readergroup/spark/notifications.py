@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -21,6 +20,7 @@ from synchronizer import (
     SegmentStore,
     TruncatedError,
 )
+from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Flag
 
 from ..record.arrow import SCHEMA, record_batches
@@ -31,7 +31,7 @@ from .connection import backoff_of, client_of
 from .offsets import VERSION, check_version
 from .options import NotificationOptions, notification_options
 
-logger = logging.getLogger("readergroup.spark")
+logger = get_logger("readergroup.spark")
 
 #: The most bytes that one task reads, in a few seconds.
 PART_BYTES: Final = 4 * 1024 * 1024

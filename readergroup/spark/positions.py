@@ -6,7 +6,6 @@ owns all readable segments, and commits the position of the query.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import signal
@@ -16,6 +15,7 @@ from typing import Final
 from synchronizer import InvalidArgumentError, ReaderGroupError
 from synchronizer.liveness.lease import Lease
 from synchronizer.liveness.timing import RENEWALS
+from synchronizer.loggers import get_logger
 
 from ..client import Client
 from ..errors import ReaderNotInGroupError
@@ -28,7 +28,7 @@ from ..streams.config import StreamCut
 from ..streams.state import StreamState
 from .retention import moved_to_data
 
-logger = logging.getLogger("readergroup.spark")
+logger = get_logger("readergroup.spark")
 
 #: The id of the reader. A restarted query replaces its former reader.
 READER: Final = "spark"

@@ -5,7 +5,6 @@ Never give these classes ``pushFilters``: queries on one loaded DataFrame would 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -14,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from synchronizer import NotFoundError, TruncatedError
+from synchronizer.loggers import get_logger
 
 from ..batch.ranges import SegmentRange
 from ..client import Client
@@ -25,7 +25,7 @@ from .retention import DataLoss, moved_to_data
 from .rows import Rows
 from .selection import resolved, selected
 
-logger = logging.getLogger("readergroup.spark")
+logger = get_logger("readergroup.spark")
 
 
 class BatchReader(DataSourceReader):

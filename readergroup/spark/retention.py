@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from typing import Final
 
 from synchronizer import Deadline, InvalidArgumentError, NotFoundError, TruncatedError
 from synchronizer.backoff import Backoff
+from synchronizer.loggers import get_logger
 
 from ..client import Client
 from ..streams.config import StreamCut, number_of
 from ..streams.state import StreamState
 from ..streams.succession import with_successors
 
-logger = logging.getLogger("readergroup.spark")
+logger = get_logger("readergroup.spark")
 
 _REMEDY: Final = (
     "restart with startingOffsets=earliest and another checkpoint, keep data for longer, or set failOnDataLoss "

@@ -6,7 +6,6 @@ if it does not know that the batch was committed. Each stream knows, and drops t
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from synchronizer import AlreadyExistsError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
+from synchronizer.loggers import get_logger
 
 from ..client import Client
 from ..streams.transactions.committed import Committer
@@ -31,7 +31,7 @@ from .digest import EventsDigest, digest_of_all, is_of_all
 from .options import WriteOptions
 from .sink_rows import check_columns, checked_events, gathered, rows_by_stream
 
-logger = logging.getLogger("readergroup.spark")
+logger = get_logger("readergroup.spark")
 
 #: How many batches may wait to be stored while the store is busy with another task's batch or with its own upkeep.
 _BATCHES_AHEAD: Final = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -20,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from synchronizer import InvalidArgumentError, NotFoundError
+from synchronizer.loggers import get_logger
 
 from ..batch.ranges import SegmentRange
 from ..client import Client
@@ -37,7 +37,7 @@ from .retention import DataLoss, check_exists, moved_to_data
 from .rows import Rows
 from .selection import resolved, selected
 
-logger = logging.getLogger("readergroup.spark")
+logger = get_logger("readergroup.spark")
 
 #: How long a poll that finds nothing takes: Spark asks again at once, some ninety times per second by default.
 IDLE_SECONDS: Final = 0.1

@@ -7,7 +7,6 @@ mostly there is nothing left to do, but if a process died between the two steps,
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -27,6 +26,7 @@ from synchronizer import (
     Update,
 )
 from synchronizer.clock import is_manual
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
 
@@ -46,7 +46,7 @@ PATIENCE_SECONDS: Final = 3600.0
 #: A deleted stream whose log has more bytes is compacted. Short logs are not: many of them are read at once.
 KEPT_LOG_BYTES: Final = 1024
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class Deletion(NamedTuple):

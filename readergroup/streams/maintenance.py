@@ -8,7 +8,6 @@ one process at a time applies a policy. If it dies, the stream is due again a mi
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import weakref
@@ -30,6 +29,7 @@ from synchronizer import (
     StoreUnavailableError,
 )
 from synchronizer.compare_and_set import remove_attributes
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread
 
 from .metadata import StreamMetadata
@@ -43,7 +43,7 @@ FIRST_LOOK_SECONDS: Final = 5.0
 _DUE: Final = "due/"
 _HISTORY: Final = "history/"
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class _Claim(NamedTuple):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import secrets
 from typing import Final, Generic
 
 from ..clock import Deadline
 from ..errors import AlreadyExistsError, NotFoundError, ReaderGroupError, UnknownUpdateError
+from ..loggers import get_logger
 from ..state import S
 from .entries import Mark
 from .follower import LogFollower
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: An automatic compaction is due when the log since the mark has this many bytes, or this many times the bytes of the
 #: last snapshot if that is more.

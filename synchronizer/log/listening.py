@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic
@@ -10,6 +9,7 @@ from typing import Final, Generic
 from ..callables import check_returned
 from ..clock import Deadline, growing_pause
 from ..errors import ClosedError, ReaderGroupError
+from ..loggers import get_logger
 from ..state import S
 from ..threads.background import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, BackgroundThread
 from ..threads.flag import Flag
@@ -20,7 +20,7 @@ from .replica import AppliedUpdate, Transition
 #: A wait of the store cannot be cancelled, so the thread checks this often whether to end.
 _WAIT_SECONDS: Final = 0.1
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class UpdateListening(Generic[S]):

@@ -7,7 +7,6 @@ The kind of an error is its type and the line that raised it.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Final
 
 from ..clock import Clock, SystemClock, growing_pause
 from ..errors import ClosedError, StoreUnavailableError
+from ..loggers import get_logger
 from .flag import Flag
 
 FIRST_PAUSE_SECONDS: Final = 0.05
@@ -24,7 +24,7 @@ MAX_PAUSE_SECONDS: Final = 2.0
 #: A loop that ran for this long without an error starts again with the shortest pause.
 CALM_SECONDS: Final = 10.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class _Survived:

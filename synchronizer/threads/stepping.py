@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 from ..errors import ClosedError, ReaderGroupError
+from ..loggers import get_logger
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 @runtime_checkable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from datetime import datetime
@@ -10,6 +9,7 @@ from typing import Final, Literal, TypeVar
 
 from synchronizer import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError
 from synchronizer.arguments import check_duration
+from synchronizer.loggers import get_logger
 from synchronizer.threads.task_threads import Task
 
 from ..data.block import NO_TIME
@@ -30,7 +30,7 @@ _DAY_SECONDS: Final = 24 * 3600
 #: "now", the time of writing; or a function that returns the time of an event, or None.
 EventTimeOf = Literal["now"] | Callable[[T], datetime | None]
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 def check_not_ahead(time: datetime, microseconds: int, now: float) -> None:

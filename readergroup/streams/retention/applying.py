@@ -6,7 +6,6 @@ sixteenth of ``max_bytes``.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final, Protocol
@@ -20,6 +19,7 @@ from synchronizer import (
     ReaderGroupError,
     TruncatedError,
 )
+from synchronizer.loggers import get_logger
 from synchronizer.threads.loading import loading
 
 from ..config import RetentionPolicy, StreamCut
@@ -44,7 +44,7 @@ _SHORTEST_INTERVAL_SECONDS: Final = 1.0
 #: A writer never makes its stream due after fewer bytes.
 _LEAST_BYTES: Final = 256 * 1024
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class GroupsOfStreams(Protocol):

@@ -6,11 +6,11 @@ bytes, and the headers of the first blocks since the last measurement how many e
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from synchronizer import Deadline, Map, UnknownUpdateError, Update
+from synchronizer.loggers import get_logger
 
 from ..config import LoadTarget, ScalingReport
 from ..data.boundaries import first_events
@@ -31,7 +31,7 @@ _FULL: Final = (
     "streams.truncate or a retention policy, or when all processes connect with a higher state_limit_bytes"
 )
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class StreamScaling(DuePolicies):

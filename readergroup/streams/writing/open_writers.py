@@ -9,7 +9,6 @@ In a forked child the parent's writers refuse every call; the child stores nothi
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import weakref
@@ -17,11 +16,12 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from synchronizer import Deadline, ReaderGroupError, SystemClock
+from synchronizer.loggers import get_logger
 
 #: How long the end of the process waits for unstored events, for all its writers together.
 EXIT_SECONDS: Final = 10.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class OpenWriter(Protocol):

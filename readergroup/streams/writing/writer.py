@@ -28,7 +28,6 @@ not stored are here, those of one key in one place, and go to the successors bef
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +49,7 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_duration, check_items
 from synchronizer.clock import is_manual, wait_on
+from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Bell
 from synchronizer.threads.loading import loading
 from synchronizer.threads.task_threads import Task
@@ -93,7 +93,7 @@ _SENDERS: Final = 16
 #: How long closing waits for a running append, after the deadline.
 _JOIN_SECONDS: Final = 1.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class _Sending:

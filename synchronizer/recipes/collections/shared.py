@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
@@ -14,6 +13,7 @@ from synchronizer.clock import Clock
 from synchronizer.errors import InvalidArgumentError
 from synchronizer.log.entries import Revision
 from synchronizer.log.replica import AppliedUpdate
+from synchronizer.loggers import get_logger
 from synchronizer.state import S, Update
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
@@ -21,7 +21,7 @@ from synchronizer.store import SegmentStore
 T = TypeVar("T")
 C = TypeVar("C")  # the change that a listener receives
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class SynchronizerOptions(TypedDict, total=False):

@@ -7,7 +7,6 @@ one, also when the election is deleted and created again.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Final, Self, TypeVar, Unpack
@@ -17,6 +16,7 @@ from synchronizer.callables import check_callable, check_returned
 from synchronizer.clock import Deadline
 from synchronizer.errors import ClosedError, DeadlineExceededError, LeaseLostError
 from synchronizer.liveness.keeper import Keeper
+from synchronizer.loggers import get_logger
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
 
@@ -27,7 +27,7 @@ from .participant import ASK_SECONDS, Participant
 #: How long `close` waits for a running listener.
 CLOSE_SECONDS: Final = 5.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 Elected = TypeVar("Elected", bound=Callable[[int], object])
 Lost = TypeVar("Lost", bound=Callable[[], object])

@@ -6,7 +6,6 @@ is the token of the entry that added it, so every later holder has a greater one
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -16,6 +15,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, Unpack
 from synchronizer.arguments import check_count, check_type
 from synchronizer.clock import Deadline
 from synchronizer.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, LeaseLostError
+from synchronizer.loggers import get_logger
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
 
@@ -26,7 +26,7 @@ from .participant import ASK_SECONDS, Participant, Participants
 #: How much longer than the timeout it may take to remove a dead holder.
 TAKEOVER_SECONDS: Final = 2.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class HeldLock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from synchronizer.arguments import check_type
 from synchronizer.callables import check_callable, check_returned
 from synchronizer.errors import ClosedError, DeadlineExceededError
 from synchronizer.log.replica import AppliedUpdate
+from synchronizer.loggers import get_logger
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
 
@@ -19,7 +19,7 @@ from ..collections.shared import SynchronizerOptions
 from .members import UPDATES, Cause, Leave, Member, Members, empty_members
 from .participant import ASK_SECONDS, Participant
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: A function that receives the id of a member.
 MemberListener = Callable[[str], object]

@@ -8,7 +8,6 @@ after joining, so a participant that leaves sooner costs no thread; with a lease
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
@@ -32,6 +31,7 @@ from synchronizer.errors import (
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.lease import DeathWatch, Lease, Observed, lease_value, read_leases
 from synchronizer.liveness.timing import RENEWALS
+from synchronizer.loggers import get_logger
 from synchronizer.state_synchronizer import Proposal, StateSynchronizer
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES, AttributeChange
 from synchronizer.threads.delayed_calls import delayed_calls
@@ -53,7 +53,7 @@ OnDuplicateId = Literal["keep", "replace", "yield"]
 
 R = TypeVar("R")
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class _Keepers(NamedTuple):

@@ -7,7 +7,6 @@ before the handled events are truncated.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from synchronizer.clock import Clock
 from synchronizer.errors import HandlerError, TruncatedError
 from synchronizer.liveness.exclusive_role import ExclusiveRole
 from synchronizer.liveness.timing import STOP_AFTER, observe_interval
+from synchronizer.loggers import get_logger
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES, SegmentStore
 from synchronizer.threads.flag import Flag
 
@@ -39,7 +39,7 @@ FORGET_ADDERS_SECONDS: Final = 600.0
 #: The latency is that of the last N calls of the handler.
 _CALLS_MEASURED: Final = 1000
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from synchronizer.clock import Clock, growing_pause
 from synchronizer.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.timing import observe_interval
+from synchronizer.loggers import get_logger
 from synchronizer.store import SegmentStore
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
@@ -29,7 +29,7 @@ _WAIT_SECONDS: Final = 0.25
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _MAX_PAUSE_SECONDS: Final = 2.0
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class EventProcessorOptions(TypedDict, total=False):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -19,10 +18,11 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from synchronizer.errors import UnsupportedError
+from synchronizer.loggers import get_logger
 
 from .frames import Answer, Outgoing, answer_of
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: Takes the subject of an answer and the answer. It is called in the hidden thread and never raises.
 OnAnswer = Callable[[bytes, Answer], None]

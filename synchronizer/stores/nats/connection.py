@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import logging
 import os
 import re
 import ssl
@@ -22,6 +21,7 @@ from nats.aio.subscription import Subscription
 
 from synchronizer.clock import SystemClock
 from synchronizer.errors import ClosedError, ReaderGroupError, StoreUnavailableError, UnsupportedError
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
 
@@ -31,7 +31,7 @@ from .client import PublicClient, Sendable, new_client
 from .frames import Answer, Headers, Outgoing, framed
 from .rights import right_for, rights_of
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: Older servers silently store the messages of an atomic batch one by one.
 OLDEST_VERSION: Final = (2, 12)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -21,10 +20,11 @@ from typing import Any, Final, Protocol
 
 from synchronizer.clock import Deadline, SystemClock
 from synchronizer.errors import StoreUnavailableError
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, starting, survive
 from synchronizer.threads.flag import Flag
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 _NAME: Final = "nats-event-loop"
 #: More failures than this mean that the loop itself is broken, not a callback.

@@ -6,12 +6,12 @@ as they match the leader's answer, and missing ones are requested again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from synchronizer.clock import Deadline, SystemClock
 from synchronizer.errors import CorruptStoreError, StoreUnavailableError, TruncatedError
+from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Flag
 
 from ..checks import not_found, sealed
@@ -54,7 +54,7 @@ _DEPOSED_SECONDS: Final = 3.0
 _TORN_SECONDS: Final = 1.0
 
 _clock: Final = SystemClock()
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 
 class Snapshot(NamedTuple):

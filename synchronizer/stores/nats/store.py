@@ -8,7 +8,6 @@ states that in the address.
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from synchronizer.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from synchronizer.loggers import get_logger
 from synchronizer.store import (
     ANY,
     MAX_APPEND_BYTES,
@@ -91,7 +91,7 @@ from .wire import (
     stored,
 )
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: Up to this size, data is in the message with the head. Larger data goes into parts before it: heads must stay small.
 _MAX_INLINE_BYTES: Final = 64 * 1024 + 2048

@@ -12,7 +12,6 @@ waits for the appends that had tried the slot before. Later appends are announce
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import threading
@@ -24,13 +23,14 @@ import psycopg
 
 from synchronizer.clock import Deadline, SystemClock, growing_pause
 from synchronizer.errors import ReaderGroupError
+from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Bell, Flag
 
 from .connections import Address, Connection, Connections
 from .schema import Names
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 _CLOCK: Final = SystemClock()
 
 #: A segment's appends are announced for this time after its last wait, so that the next wait need not register.

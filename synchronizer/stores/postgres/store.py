@@ -9,7 +9,6 @@ that need a session do not: statements are not prepared, `wait` polls, and there
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from synchronizer.errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
+from synchronizer.loggers import get_logger
 from synchronizer.store import (
     ANY,
     Append,
@@ -54,7 +54,7 @@ from .moving import Outcome, move
 from .schema import Names
 from .vacuum import Vacuum
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 T = TypeVar("T")
 
 #: Names are keys of an index, and the server limits the size of an index entry.

@@ -8,16 +8,16 @@ autovacuum: what comes in a minute is little compared with them, and a VACUUM wo
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
 from synchronizer.clock import Clock
 from synchronizer.errors import ReaderGroupError
+from synchronizer.loggers import get_logger
 
 from .connections import Connection
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: A table of chunks with more bytes is left to autovacuum.
 _MAX_BYTES: Final = 1 << 30

@@ -5,17 +5,17 @@ SQLite identifies its files by device and inode, and so does this module. It ope
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from typing import Final
 
 from synchronizer.clock import SystemClock
 from synchronizer.errors import ClosedError, CorruptStoreError, StoreUnavailableError
+from synchronizer.loggers import get_logger
 
 from ..forking import forks_wait
 
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 # Other programs change the files at real times, whatever a test's clock says.
 _CLOCK: Final = SystemClock()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import logging
 import os
 import sqlite3
 import weakref
@@ -37,6 +36,7 @@ from synchronizer.errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
+from synchronizer.loggers import get_logger
 from synchronizer.store import (
     Append,
     Appended,
@@ -88,7 +88,7 @@ from .steps import Garbage
 from .wal import WriteAheadLog, is_failed_flush, is_full
 
 T = TypeVar("T")
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: For new files. Compared with smaller pages, large appends and reads take half the time, small appends the same.
 _PAGE_BYTES: Final = 16 * 1024

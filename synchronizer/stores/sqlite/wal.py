@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import os
 import sqlite3
 import sys
@@ -28,6 +27,7 @@ from io import FileIO
 from typing import Final, TypeVar
 
 from synchronizer.errors import OutcomeUnknownError
+from synchronizer.loggers import get_logger
 
 from ..forking import close_own
 from .file import size_of
@@ -35,7 +35,7 @@ from .identity import OpenFile
 from .side_file import open_side_file
 
 T = TypeVar("T")
-_logger = logging.getLogger(__name__)
+_logger = get_logger(__name__)
 
 #: The initial size of the reserve. A commit that frees space uses a tenth of it, a batch of an event writer half.
 _LEAST_RESERVE_BYTES: Final = 2 * 1024 * 1024
