@@ -126,7 +126,7 @@ def _fields(settings: list[str] | None) -> dict[str, Any]:
             raise WrongUsage(f"{name!r} is no field that can be set here; 'group describe' shows those that can")
         try:
             fields[name] = None if value == "none" else json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields[name] = value
     return fields
 

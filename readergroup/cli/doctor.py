@@ -157,7 +157,7 @@ def _clock(client: rg.Client, streams: list[str]) -> Check:
 
 
 def _file_system(path: Path) -> Check:
-    kind = file_system_of(path, _MOUNTS.read_text(errors="replace"))
+    kind = file_system_of(path, _MOUNTS.read_text("utf-8", errors="replace"))
     if kind in _REMOTE:
         text = f"file system: {path} is on {kind}, where locks do not work; move the file to a local disk"
         return Check(False, _HERE, text)

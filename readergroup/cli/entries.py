@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Callable
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import synchronizer
 from synchronizer import ReaderGroupError
@@ -108,13 +109,15 @@ def _line(key: str, value: object) -> str:
 def read(word: str) -> object:
     """Return the JSON value of ``word``, or the text itself if it is not JSON."""
     try:
-        return json.loads(word, parse_constant=_refuse)
-    except ValueError:
+        return json.loads(word, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError):  # nested too deeply
         return word
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number} cannot be a number of JSON")
+    return value
 
 
 def shown(value: object) -> str:

@@ -51,7 +51,7 @@ def serve(
     addresses.
     """
     if token_file is not None:
-        token = token_file.read_text().strip()
+        token = token_file.read_bytes().decode(errors="replace").strip()
     is_local = _is_loopback(host)
     if not is_local and token is None:
         raise WrongUsage(f"listening on {host} needs a token; use --token-file or READERGROUP_SERVE_TOKEN")

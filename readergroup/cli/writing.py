@@ -114,6 +114,8 @@ def _key(line: bytes, number: int, field: str) -> str:
         found = json.loads(line)
     except ValueError as error:
         raise ValueError("--key needs JSON objects, and this is not JSON") from error
+    except RecursionError as error:
+        raise ValueError("--key needs JSON objects, and this one is nested too deeply") from error
     if not isinstance(found, dict):
         raise ValueError("--key needs a JSON object on each line")
     value = found.get(field)

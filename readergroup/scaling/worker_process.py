@@ -1,17 +1,20 @@
 """A worker of a pool in a process of its own: the parent's handle, and the code of the child.
 
-Parent and child talk through a pipe: "stop", "end" and `Deaths` go to the child, `Ready` and `Failure` come back. A
-broken pipe means that the other side is gone, so a child never outlives its parent for long. Shared memory shows the
-parent which events the child is handling.
+Parent and child talk through a pipe: "stop", "end" and `Deaths` go to the child, `Ready`, `Done` and `Failure` come
+back. A broken pipe means that the other side is gone, so a child never outlives its parent for long. Shared memory
+shows the parent which events the child is handling.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import pickle
+import pickletools
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Sequence
@@ -37,6 +40,8 @@ LEAVE_SECONDS: Final = 1.0
 #: How long a worker waits for a message that its parent has sent.
 _MESSAGE_SECONDS: Final = 10.0
 
+_OF_LIMITS: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
 # Spawn: a fork would copy the locks of other threads and of open stores in the state that they are in.
 _spawn = multiprocessing.get_context("spawn")
 
@@ -46,14 +51,29 @@ def pickled(task: Task[Any]) -> bytes:
     for name in ("handle", "handle_batch", "serializer", "sink"):
         value = getattr(task, name)
         try:
-            pickle.dumps(value)
+            data = pickle.dumps(value)
         except Exception as error:
             raise InvalidArgumentError(
                 "worker processes need values that can be pickled, such as a function at the top of a module; "
                 "or use workers='thread'",
                 **{name: repr(value)},
             ) from error
+        if not _main_can_be_loaded() and any(argument == "__main__" for _, argument, _ in pickletools.genops(data)):
+            raise InvalidArgumentError(
+                "worker processes cannot load what a notebook, 'python -c' or 'python -m' of a package defines; put it "
+                "into a module and import it, or use workers='thread'",
+                **{name: repr(value)},
+            )
     return pickle.dumps(task)
+
+
+def _main_can_be_loaded() -> bool:
+    """Return whether a new process can load the main module, as `multiprocessing` decides."""
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return str(spec.name).rpartition(".")[2] != "__main__"
+    return file is not None and os.path.exists(file)
 
 
 class Deaths(NamedTuple):
@@ -66,6 +86,11 @@ class Deaths(NamedTuple):
 @dataclass(frozen=True)
 class Ready:
     """The worker has joined the group."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The worker has ended without an error."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +128,7 @@ class ProcessWorker:
         self._hand = SharedHand(slots)
         self.stopping = False
         self._failure: BaseException | None = None
-        self._ready = False
+        self._ready = self._is_done = False
         self._pipe, self._theirs = _spawn.Pipe()
         # Daemonic, so that a program that ends without stopping its pool does not wait for its children.
         self._process = _spawn.Process(
@@ -119,14 +144,29 @@ class ProcessWorker:
 
     @property
     def alive(self) -> bool:
-        alive = self._process.is_alive()
+        alive = self._process.is_alive() and self._exists()
         self._receive()
         return alive
+
+    def _exists(self) -> bool:
+        """Return whether the system knows the process: `multiprocessing` cannot tell once others took its exit code.
+
+        A program that ignores SIGCHLD, or that waits for all of its children, takes them.
+        """
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # it has another user now
+            pass
+        return True
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended the worker; None after the end of the data or a stop."""
         code = self._process.exitcode
+        if code is None and not self._is_done and self._failure is None and not self._exists():
+            return ChildProcessError(f"the process {self.pid} ended, and the program has taken its exit code")
         if self._failure is not None or not code:
             return self._failure
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
@@ -152,7 +192,9 @@ class ProcessWorker:
         except OSError as error:
             self._pipe.close()
             raise StoreUnavailableError(
-                "the system cannot start another process; end other processes, or raise the process limit of this user",
+                "the system cannot start another process; end other processes, or raise the process limit of this user"
+                if error.errno in _OF_LIMITS
+                else "the system cannot start a process; restart the program where its directory and its Python exist",
                 error=str(error),
             ) from error
         finally:
@@ -176,7 +218,8 @@ class ProcessWorker:
             self._send("end")
             self._process.join(LEAVE_SECONDS)
         finally:  # even if the wait is interrupted
-            self._process.kill()
+            if self.alive:
+                self._process.kill()
             self._process.join()
             self._receive()
 
@@ -190,6 +233,8 @@ class ProcessWorker:
                 message = self._pipe.recv()
                 if isinstance(message, Failure):
                     self._failure = message.rebuilt()
+                elif isinstance(message, Done):
+                    self._is_done = True
                 else:
                     self._ready = True
         except (EOFError, OSError):
@@ -217,6 +262,7 @@ def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedH
                 worker.note_deaths(*each)
             parent.work_for(worker)
             worker.run(lambda: parent.tell(Ready()))
+        parent.tell(Done())
     except BaseException as error:
         parent.tell(Failure.of(error))
     finally:
@@ -245,7 +291,7 @@ class _Parent:
         if self._stopped:
             worker.stop()
 
-    def tell(self, message: Ready | Failure) -> None:
+    def tell(self, message: Ready | Done | Failure) -> None:
         with contextlib.suppress(OSError):  # the parent is gone
             self._pipe.send(message)
 

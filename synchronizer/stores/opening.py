@@ -79,7 +79,7 @@ def _open_sqlite(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentS
             "Python was built without SQLite; install a Python that includes it", driver="sqlite3"
         ) from error
     rest = _rest(url)
-    _refuse_query(rest)
+    _refuse_query(rest.rpartition("/")[2])  # in the name of a directory, a question mark is one
     if not rest.startswith("/"):
         raise InvalidArgumentError(
             "the address of a SQLite file needs three slashes before a relative path, four before an absolute path",

@@ -28,6 +28,8 @@ from .identity import OpenFile, check_forked, id_of
 APPLICATION_ID: Final = int.from_bytes(b"RGss", "big")
 #: Of the files that the store keeps next to its file.
 _LONGEST_SUFFIX: Final = ".lock.next"
+#: SQLite takes paths up to here on POSIX systems: 512 bytes, with the end of the name of its log.
+_LONGEST_PATH_BYTES: Final = 504
 
 
 class Header(NamedTuple):
@@ -64,17 +66,41 @@ def open_file(
         raise
 
 
-def check_name(path: str) -> None:
-    """Refuse a path that leaves no room for the names of the files next to it."""
+def real_path(path: str) -> str:
+    """Return the path without links. Refuse one that cannot be that of a store and of the files next to it."""
     try:
-        os.stat(f"{path}{_LONGEST_SUFFIX}")
+        real = os.path.realpath(path)
+        size = len(os.fsencode(real))
+    except ValueError as error:
+        raise InvalidArgumentError(
+            "the path of the SQLite file has a character that no path can have", path=path
+        ) from error
+    except FileNotFoundError as error:
+        raise StoreUnavailableError(
+            "the working directory was deleted; start the program in one that exists, or use an absolute path",
+            path=path,
+        ) from error
+    if size > _LONGEST_PATH_BYTES:
+        raise InvalidArgumentError(
+            "the path of the SQLite file is too long for SQLite; choose a shorter one",
+            path=real,
+            bytes=size,
+            limit=_LONGEST_PATH_BYTES,
+        )
+    try:
+        os.stat(f"{real}{_LONGEST_SUFFIX}")
+    except PermissionError as error:
+        raise StoreUnavailableError(
+            "a directory of the SQLite file cannot be entered; grant this user access", path=real
+        ) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidArgumentError(
                 f"the name of the SQLite file is too long: the files next to it need {len(_LONGEST_SUFFIX)} bytes "
                 "more; choose a shorter one",
-                path=path,
+                path=real,
             ) from error
+    return real
 
 
 def check_path(path: str, *, must_exist: bool) -> None:
@@ -105,9 +131,9 @@ def check_path(path: str, *, must_exist: bool) -> None:
 
 
 def connect(path: str, mode: str, timeout: float) -> sqlite3.Connection:
-    return sqlite3.connect(
-        f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=timeout
-    )
+    # As bytes, in the encoding of the system, as Python opens the files next to it.
+    uri = f"file:{quote(os.fsencode(path))}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=timeout)
 
 
 def look_at(connection: sqlite3.Connection, path: str, newest_format: int) -> Header | None:

@@ -121,6 +121,8 @@ class SqliteStore(SegmentStore):
     def __init__(
         self, path: str, *, clock: Clock | None = None, write_timeout: float = 5.0, must_exist: bool = False
     ) -> None:
+        # The lock files must have one name, whichever link the file is opened through.
+        self._path = sqlite_file.real_path(path)
         self.url = f"sqlite:///{os.path.abspath(path)}"
         self.guarantees = Guarantees(
             durable=True,
@@ -134,9 +136,6 @@ class SqliteStore(SegmentStore):
             server_side_copy=True,
             fair_lock=FairFileLock.is_available(),
         )
-        # The lock files must have one name, whichever link the file is opened through.
-        self._path = os.path.realpath(path)
-        sqlite_file.check_name(self._path)
         self._clock = clock or SystemClock()
         self._write_timeout = write_timeout
         self._process_id = os.getpid()
@@ -821,6 +820,8 @@ def _translated_errors(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _translate(error, path) from error
+    except ReaderGroupError:  # some are an `OSError` too
+        raise
     except UnicodeDecodeError as error:  # SQLite quotes the damaged bytes, and Python cannot decode the message
         raise CorruptStoreError("the SQLite file is damaged; restore it from a backup", path=path) from error
     except OSError as error:

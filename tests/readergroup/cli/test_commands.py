@@ -297,7 +297,7 @@ def test_a_key_that_is_no_text_is_its_json(orders: Cli, key: object) -> None:
     assert json.loads(event["routing_key"]) == key
 
 
-@pytest.mark.parametrize("line", ["no json", "[1]", '{"other": 1}', '{"k": null}', "", "\udcff"])
+@pytest.mark.parametrize("line", ["no json", "[1]", '{"other": 1}', '{"k": null}', "", "\udcff", "[" * 5000])
 def test_a_line_without_its_key_ends_the_writing_and_says_which(orders: Cli, line: str) -> None:
     text = '{"k": "a"}\n' + line + '\n{"k": "b"}\n'
     message = orders.fails(1, "write", "shop/orders", "--key", "k", input=text.encode("utf-8", "surrogateescape"))

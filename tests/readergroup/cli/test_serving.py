@@ -106,6 +106,8 @@ def test_what_cannot_work_is_said_in_a_line(url: str, tmp_path: Path, monkeypatc
     refusal("memory://")
     (tmp_path / "empty").touch()
     assert "at least 16 printable" in refusal(url, "--token-file", str(tmp_path / "empty"))
+    (tmp_path / "random").write_bytes(bytes(range(128, 256)))
+    assert "at least 16 printable" in refusal(url, "--token-file", str(tmp_path / "random"))
 
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

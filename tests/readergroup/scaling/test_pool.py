@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import pickle
 import signal
@@ -296,6 +297,41 @@ def test_a_worker_process_that_dies_is_replaced_and_its_events_are_handled(
     assert_in_order_per_owner_and_key(diary)
     assert len(diary.pids) >= 2
     assert group.online_readers() == []
+
+
+def reap(number: int, frame: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, reap], ids=["ignored", "reaped"])
+@pytest.mark.parametrize("how", ["kill", "never"])
+def test_a_pool_works_where_the_exit_codes_of_its_workers_are_taken_by_others(
+    client: rg.Client,
+    group: rg.ReaderGroup,
+    diary: Diary,
+    handler: Any,
+    how: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that ignores SIGCHLD, or waits for all of its children."""
+    monkeypatch.setattr(worker_process, "_spawn", multiprocessing.get_context("spawn"))
+    write(client, STREAM, texts(200))
+    client.streams.seal(STREAM)
+    before = signal.signal(signal.SIGCHLD, handler)
+    try:
+        group.pool(DieAt(diary, "e00100" if how == "kill" else "never", "kill"), readers=2, workers="process").run()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert set(diary.texts) == set(texts(200))
+    assert_in_order_per_owner_and_key(diary)
+    assert group.online_readers() == []
+    assert (" died: the process " in caplog.text) == (how == "kill"), caplog.text
+    if handler is signal.SIG_IGN:
+        assert ("the program has taken its exit code" in caplog.text) == (how == "kill"), caplog.text
+    assert "did not finish" not in caplog.text
 
 
 def test_what_a_killed_worker_process_had_is_given_to_others_at_once(client: rg.Client, diary: Diary) -> None:
@@ -875,6 +911,28 @@ def test_a_program_without_a_guard_is_told_what_is_missing(group: rg.ReaderGroup
     assert done.returncode == 1
     assert "WorkerError" in done.stderr
     assert "if __name__ == '__main__'" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["-c", "-", "-m"])
+def test_a_handler_that_no_new_process_can_load_is_refused(
+    group: rg.ReaderGroup, url: str, tmp_path: Path, way: str
+) -> None:
+    program = f"""
+import readergroup as rg
+def handle(event): pass
+if __name__ == "__main__":
+    rg.connect({url!r}).groups.get("billing").pool(handle, workers="process").run()
+"""
+    package = tmp_path / "program"
+    package.mkdir()
+    (package / "__main__.py").write_text(program)
+    arguments = {"-c": ["-c", program], "-": ["-"], "-m": ["-m", "program"]}[way]
+    done = subprocess.run(
+        [sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "InvalidArgumentError: worker processes cannot load what a notebook" in done.stderr
+    assert "put it into a module" in done.stderr
 
 
 def test_a_store_that_is_away_when_a_worker_ends_ends_no_pool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import sqlite3
@@ -126,6 +127,50 @@ def test_a_name_that_leaves_no_room_for_the_files_next_to_it_is_refused(tmp_path
         with pytest.raises(InvalidArgumentError, match="is too long: the files next to it need 10 bytes more"):
             open_store(url)
         assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_is_too_long_for_sqlite_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / ("d" * 250)
+    directory /= "d" * (499 - len(f"{directory}/"))
+    directory.mkdir(parents=True)
+    with open_store(f"sqlite:///{directory / 'shop'}") as store:  # of 504 bytes
+        store.create("s")
+    with pytest.raises(InvalidArgumentError, match="too long for SQLite; .* bytes=505 limit=504"):
+        open_store(f"sqlite:///{directory / 'shops'}")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_path_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="a character that no path can have"):
+        open_store(f"sqlite:///{tmp_path}/{name}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [b"b\xff", "bücher".encode(), b"what?now", b"a%41#b", b"two\nlines"])
+def test_a_directory_may_have_any_name(tmp_path: Path, name: bytes) -> None:
+    directory = tmp_path / os.fsdecode(name)
+    directory.mkdir()
+    with open_store(f"sqlite:///{directory}/shop.db") as store:
+        store.create("s")
+        with open_store(store.url, must_exist=True) as same:
+            assert list(same.list()) == ["s"]
+    assert {each.name for each in directory.iterdir() if not each.name.startswith("shop.db.")} == {"shop.db"}
+
+
+def test_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="options that this store does not know"):
+        open_store(f"sqlite:///{tmp_path}/what?/shop.db?mode=ro")
+
+
+@pytest.mark.parametrize("file", ["shop.db", "./shop.db"])
+def test_a_working_directory_that_was_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(StoreUnavailableError, match=f"^the working directory was deleted; .*path='{file}'"):
+        open_store(f"sqlite:///{file}")
 
 
 def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
@@ -438,9 +483,19 @@ def test_a_read_only_file_or_directory_is_reported(read_only: str) -> None:
         (directory / read_only).chmod(0o555)
         directory.chmod(0o555 if read_only == "." else 0o777)
         message = as_nobody(lambda: open_store(f"sqlite:///{directory}/store.db"))
-        assert "writable; grant this user" in message
+        assert re.match("the (SQLite file|directory of the SQLite file) is not .*writable; grant this user", message)
     finally:
         directory.chmod(0o777)
+        shutil.rmtree(directory)
+
+
+def test_a_directory_that_this_user_may_not_enter_is_reported() -> None:
+    directory = Path(tempfile.mkdtemp())
+    try:
+        directory.chmod(0o600)
+        message = as_nobody(lambda: open_store(f"sqlite:///{directory}/store.db"))
+        assert message.startswith("a directory of the SQLite file cannot be entered; grant this user access: path=")
+    finally:
         shutil.rmtree(directory)
 
 
