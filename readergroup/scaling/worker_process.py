@@ -17,7 +17,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
@@ -120,16 +121,30 @@ def _picklable(error: BaseException) -> BaseException:
     return error
 
 
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Raise `StoreUnavailableError` if the system refuses what a process needs."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OF_LIMITS:
+            advice = "end other processes, or raise the limits of this user on processes and open files"
+        else:
+            advice = "see whether the directory of the program, its Python and /dev/shm are there and can be used"
+        raise StoreUnavailableError(f"the system cannot start another process; {advice}", error=str(error)) from error
+
+
 class ProcessWorker:
     """A worker process. Reading `alive` also receives the messages of the process."""
 
     def __init__(self, task: bytes, reader_id: str, deaths: Sequence[Deaths], slots: int = 1) -> None:
         self.reader_id = reader_id
-        self._hand = SharedHand(slots)
+        with _starting():
+            self._hand = SharedHand(slots)
+            self._pipe, self._theirs = _spawn.Pipe()
         self.stopping = False
         self._failure: BaseException | None = None
         self._ready = self._is_done = False
-        self._pipe, self._theirs = _spawn.Pipe()
         # Daemonic, so that a program that ends without stopping its pool does not wait for its children.
         self._process = _spawn.Process(
             target=work_in_process,
@@ -188,15 +203,11 @@ class ProcessWorker:
 
     def start(self) -> None:
         try:
-            self._process.start()
-        except OSError as error:
+            with _starting():
+                self._process.start()
+        except StoreUnavailableError:
             self._pipe.close()
-            raise StoreUnavailableError(
-                "the system cannot start another process; end other processes, or raise the process limit of this user"
-                if error.errno in _OF_LIMITS
-                else "the system cannot start a process; restart the program where its directory and its Python exist",
-                error=str(error),
-            ) from error
+            raise
         finally:
             self._theirs.close()
 

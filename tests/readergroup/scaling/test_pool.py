@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import multiprocessing
 import os
 import pickle
@@ -297,6 +298,31 @@ def test_a_worker_process_that_dies_is_replaced_and_its_events_are_handled(
     assert_in_order_per_owner_and_key(diary)
     assert len(diary.pids) >= 2
     assert group.online_readers() == []
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOENT])
+def test_a_pool_waits_while_the_system_refuses_what_a_worker_process_needs(
+    client: rg.Client,
+    group: rg.ReaderGroup,
+    diary: Diary,
+    number: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(client, STREAM, texts(100))
+    client.streams.seal(STREAM)
+    pipe, refused = CLEAN.Pipe, iter([True, True])
+
+    def refuse() -> object:
+        if next(refused, False):
+            raise OSError(number, os.strerror(number))
+        return pipe()
+
+    monkeypatch.setattr(CLEAN, "Pipe", refuse)
+    group.pool(Note(diary), workers="process").run()
+    assert set(diary.texts) == set(texts(100))
+    advice = "limits of this user" if number == errno.EMFILE else "directory of the program"
+    assert caplog.text.count("the system cannot start another process") == 2 and advice in caplog.text
 
 
 def reap(number: int, frame: object) -> None:
