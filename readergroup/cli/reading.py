@@ -85,8 +85,8 @@ def _read_between(
     context: typer.Context, stream: str, start: str | None, end: str | None, limit: int | None, *, as_json: bool
 ) -> None:
     with session(context).connect() as client:
-        first = place_of(client, stream, "--from", start or "head")
-        last = place_of(client, stream, "--to", end or "tail")
+        first = place_of(client, stream, "--from", "head" if start is None else start)
+        last = place_of(client, stream, "--to", "tail" if end is None else end)
         events = events_between(client, stream, first, last, most=limit)
         with progress(f"reading {stream}", limit, hidden=stdout_may_end_on_a_terminal()) as advance:
             done, line_of = 0, _line_of(as_json=as_json)

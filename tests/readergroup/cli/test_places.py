@@ -78,6 +78,8 @@ def test_the_newest_events_are_shown(orders: Cli) -> None:
 def test_wrong_places_are_refused(orders: Cli) -> None:
     assert "--group NAME" in orders.fails(2, "read", "shop/orders")
     assert "--group NAME" in orders.fails(2, "read", "shop/orders", "--group", "g", "--from", "head")
+    for option in ("--from", "--to"):  # as of a variable of the shell that is not set
+        assert option in orders.fails(2, "read", "shop/orders", option, "")
     assert "need --group" in orders.fails(2, "read", "shop/orders", "--from", "head", "--follow")
     assert "such as 2h" in orders.fails(2, "read", "shop/orders", "--from", "noon")
     assert "timezone" in orders.fails(2, "read", "shop/orders", "--from", "2026-11-25")
