@@ -172,11 +172,13 @@ def _looks(code: CodeType) -> frozenset[int]:
 
 def _jumps_without_cleanup(instruction: dis.Instruction, read: dis.Bytecode) -> bool:
     """Whether a loop goes back there, and another block than that of the loop handles what is raised, or none does."""
+    is_jump = instruction.opname == "JUMP_BACKWARD"
+    return is_jump and handler_of(read, instruction.offset) != handler_of(read, instruction.argval)
 
-    def handler(offset: int) -> int | None:
-        return next((each.target for each in read.exception_entries if each.start <= offset < each.end), None)
 
-    return instruction.opname == "JUMP_BACKWARD" and handler(instruction.offset) != handler(instruction.argval)
+def handler_of(read: dis.Bytecode, offset: int) -> int | None:
+    """Where Python goes on with what is raised at this instruction; None: in the caller."""
+    return next((each.target for each in read.exception_entries if each.start <= offset < each.end), None)
 
 
 def _drops(code: CodeType) -> bool:

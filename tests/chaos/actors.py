@@ -30,8 +30,9 @@ from tests.readergroup.reader_processes import GROUP, STREAM, Delivery
 
 #: A process whose schedule was cut off does not stay for longer.
 _LONGEST_LIFE_SECONDS: Final = 180
-#: For a closed client's threads and connections to be gone.
-_END_SECONDS: Final = 5.0
+#: For a closed client's threads and connections to be gone. A write in one of them may wait for 5 s for the lock of a
+#: suspended process.
+_END_SECONDS: Final = 15.0
 _KEYS: Final = 6
 _MOST_SEGMENTS: Final = 10
 

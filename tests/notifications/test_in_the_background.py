@@ -419,6 +419,7 @@ def test_closing_waits_for_the_poll_that_runs_and_is_silent_about_its_end(
             # The waker polls first; with the short interval it is APScheduler that is interrupted.
             if interval_seconds == 60 or threading.current_thread().name.startswith("polls of"):
                 began.set()
+                assert self._polling._stopping.wait(PATIENCE_SECONDS)
                 time.sleep(0.1)
                 finished.set()
                 raise ConnectionError("what the poll needs is being closed")

@@ -79,8 +79,13 @@ def test_a_writer_keeps_its_events_in_an_outage(raising: RaisingHandler) -> None
 
     until(is_logged)
     failing.unavailable = False
-    writer.flush()
-    assert writer.failure is None and streams.info("shop/orders").tail != streams.info("shop/orders").head
+
+    def is_stored() -> bool:
+        clock.advance(0.1)
+        return streams.info("shop/orders").tail != streams.info("shop/orders").head
+
+    until(is_stored)
+    assert writer.failure is None
     writer.close()
 
 
