@@ -263,8 +263,9 @@ def make_batch(
                 "there must be a value for each event", of=name, events=len(data), values=len(values)
             )
     serializer = serializer or _serializer_for(data[0])
+    dumps = checked_dumps(serializer)
     block = encode_block(
-        list(map(checked_dumps(serializer), data)),
+        [dumps(each) for each in data],
         written_at=round(written_at * 1_000_000),
         writer_id=bytes(16),
         first_number=0,

@@ -203,7 +203,7 @@ class GroupMember:
         if self.closed:
             raise ClosedError("the reader is closed; open another", reader=self.reader_id)
         if self._gone is not None:
-            raise self._gone
+            raise self._gone.with_traceback(None)  # else it grows with each call
 
     def is_in(self, state: ReaderGroupState) -> bool:
         """Return whether the group holds this reader, and not another one with its id."""

@@ -159,7 +159,8 @@ class EventBatch(Sequence[Event[T]]):
         """The values of the events. Damaged data raises here, not in the reader."""
         if keeps_bytes(self.serializer):
             return self.raw  # type: ignore[return-value]
-        return list(map(self.serializer.loads, self.raw))
+        loads = self.serializer.loads
+        return [loads(each) for each in self.raw]  # `map` would end at a StopIteration of the serializer
 
     @cached_property
     def offsets(self) -> Sequence[int]:

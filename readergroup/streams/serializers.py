@@ -195,5 +195,5 @@ def checked_lists(
     values: Sequence[Any] = list(events)  # copied: the caller may change it while the call waits
     keys = None if routing_keys is None else list(routing_keys)
     if not keeps_bytes(serializer) or set(map(type, values)) - {bytes}:
-        values = list(map(dumps, values))
+        values = [dumps(each) for each in values]  # `map` would end at a StopIteration of the serializer
     return values, keys

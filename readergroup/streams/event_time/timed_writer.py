@@ -71,7 +71,7 @@ class _TimedWriter(EventWriter[T]):
     def _times_of(self, events: Sequence[T], event_time: datetime | None) -> Sequence[datetime | None]:
         if event_time is not None:
             return [event_time] * len(events)
-        return list(map(self._find_time, events))
+        return [self._find_time(each) for each in events]  # `map` would end at a StopIteration
 
     def write(
         self,

@@ -312,7 +312,8 @@ class EventWriter(Generic[T]):
         headers = checked_headers(headers)
         values = list(events)
         times = self._times_of(values, event_time)
-        self._write_group(list(map(self._dumps, values)), routing_key, headers, times)
+        # `map` would end at a StopIteration of the serializer.
+        self._write_group([self._dumps(each) for each in values], routing_key, headers, times)
 
     def _times_of(self, events: Sequence[T], event_time: datetime | None) -> Sequence[datetime | None]:
         """Return the event time of each event, if a call gives this one for all."""
