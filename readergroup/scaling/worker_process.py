@@ -18,7 +18,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
@@ -121,7 +120,7 @@ def _picklable(error: BaseException) -> BaseException:
     return error
 
 
-@contextmanager
+@contextlib.contextmanager
 def _starting() -> Iterator[None]:
     """Raise `StoreUnavailableError` if the system refuses what a process needs."""
     try:
@@ -169,21 +168,22 @@ class ProcessWorker:
         A program that ignores SIGCHLD, or that waits for all of its children, takes them.
         """
         try:
-            os.kill(self.pid, 0)
+            with contextlib.suppress(PermissionError):  # it has another user now
+                os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
-        except PermissionError:  # it has another user now
-            pass
         return True
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended the worker; None after the end of the data or a stop."""
-        code = self._process.exitcode
-        if code is None and not self._is_done and self._failure is None and not self._exists():
-            return ChildProcessError(f"the process {self.pid} ended, and the program has taken its exit code")
-        if self._failure is not None or not code:
+        if self._failure is not None:
             return self._failure
+        code = self._process.exitcode
+        if code is None and not self._is_done and not self._exists():
+            return ChildProcessError(f"the process {self.pid} ended, and the program has taken its exit code")
+        if not code:
+            return None
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         if self._ready or code < 0:
             return ChildProcessError(f"the process {self.pid} {how}")
