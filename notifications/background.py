@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from synchronizer import Clock, Deadline, ReaderGroupError, SegmentStore, StoreUnavailableError
 from synchronizer.arguments import check_duration
-from synchronizer.callables import check_callable
+from synchronizer.callables import check_callable, raise_interrupt
 from synchronizer.clock import growing_pause
 from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, survive
@@ -191,13 +191,14 @@ class BackgroundPolling:
                 if self._failures:
                     _logger.info("polls of %s succeed again, after %d failures", self._name, self._failures)
                     self._failures = 0
-        except Exception as error:
+        except BaseException as error:
+            raise_interrupt(error)
             self._back_off(error, stopping)
         finally:
             self._poller = None
             self._polling.release()
 
-    def _back_off(self, error: Exception, stopping: threading.Event) -> None:
+    def _back_off(self, error: BaseException, stopping: threading.Event) -> None:
         if stopping.is_set():
             return  # the store or synchronizer is being closed
         self._failures += 1

@@ -13,7 +13,7 @@ from blinker import Signal
 
 from synchronizer import ClosedError, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
-from synchronizer.callables import check_callable, check_returned, is_async
+from synchronizer.callables import check_callable, check_returned, is_async, raise_interrupt
 from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread
 from synchronizer.threads.loading import loading
@@ -142,7 +142,8 @@ class Subscription(Generic[N]):
                     self._returned()
                 elif self._await(result):
                     self._returned()
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                raise_interrupt(error)
                 self._failed(error)
 
     def _await(self, awaitable: Awaitable[object]) -> bool:

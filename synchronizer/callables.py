@@ -8,6 +8,7 @@ returns, because a decorator or a lambda hides the function that it calls.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import AsyncGenerator, Callable
 from functools import partial, wraps
 from typing import Any, Final, ParamSpec, TypeVar
@@ -109,6 +110,16 @@ def check_returned(returned: object, what: str, *, may_yield: bool = False, **fa
             found=type(returned).__name__,
             **facts,
         )
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise ``error`` again if it may be an interrupt of the main thread; otherwise continue after it.
+
+    What is no `Exception` would end a thread of the SDK for good, such as the `asyncio.CancelledError` of a task that a
+    listener runs.
+    """
+    if not isinstance(error, (Exception, SystemExit)) and threading.current_thread() is threading.main_thread():
+        raise error
 
 
 def checked(call: Callable[P, R], what: str) -> Callable[P, R]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic
 
-from ..callables import check_returned
+from ..callables import check_returned, raise_interrupt
 from ..clock import Deadline, growing_pause
 from ..errors import ClosedError, ReaderGroupError
 from ..loggers import get_logger
@@ -106,7 +106,8 @@ class UpdateListening(Generic[S]):
         self._heard = applied.revision
         try:
             check_returned(self._listener(applied), "a listener")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            raise_interrupt(error)
             _logger.error("a listener raised at revision %s: %r", applied.revision, self._listener, exc_info=error)
 
     def _grew(self, length: int) -> bool:

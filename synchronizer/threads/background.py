@@ -59,7 +59,7 @@ def background_errors() -> Mapping[str, int]:
     return _survived.counts()
 
 
-def survive(error: Exception, loop: str, *, log: bool = True) -> None:
+def survive(error: BaseException, loop: str, *, log: bool = True) -> None:
     """Count an unexpected error after which ``loop`` continues, and log it: the first of its kind with a traceback."""
     with suppress(Exception):  # a handler or filter of the program's logging may raise
         kind = _kind_of(error)

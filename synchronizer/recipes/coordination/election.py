@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
-from synchronizer.callables import check_callable, check_returned
+from synchronizer.callables import check_callable, check_returned, raise_interrupt
 from synchronizer.clock import Deadline
 from synchronizer.errors import ClosedError, DeadlineExceededError, LeaseLostError
 from synchronizer.liveness.keeper import Keeper
@@ -315,5 +315,6 @@ def _leader_of(state: Members) -> str | None:
 def _call(listener: Callable[..., object], *arguments: int) -> None:
     try:
         check_returned(listener(*arguments), "a listener")
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        raise_interrupt(error)
         _logger.error("a listener raised: %r", listener, exc_info=error)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
-from synchronizer.callables import check_callable, check_returned
+from synchronizer.callables import check_callable, check_returned, raise_interrupt
 from synchronizer.errors import ClosedError, DeadlineExceededError
 from synchronizer.log.replica import AppliedUpdate
 from synchronizer.loggers import get_logger
@@ -154,7 +154,8 @@ class Membership:
             if told_of == what:
                 try:
                     check_returned(listener(member_id), "a listener")
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
+                    raise_interrupt(error)
                     _logger.error("a listener raised: %r", listener, exc_info=error)
 
     # ------------------------------------------------------------------ the end
