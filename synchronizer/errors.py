@@ -106,7 +106,10 @@ class StateTooLargeError(ReaderGroupError, ValueError):
 
 
 class HandlerError(ReaderGroupError):
-    """A handler failed on its last attempt, and no dead-letter queue is set. ``__cause__`` is its error."""
+    """A handler failed on its last attempt, and no dead-letter queue is set; or a callback of a reader failed.
+
+    ``__cause__`` is the error of the handler or callback.
+    """
 
 
 class BrokenBarrierError(ReaderGroupError, threading.BrokenBarrierError):

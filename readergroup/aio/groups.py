@@ -150,7 +150,8 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         """Open a reader, which joins the group: ``async with group.reader() as reader``, or await it.
 
         The callbacks, plain functions or ``async def``, run on this event loop, between two events and only while a
-        task awaits a read. No event is handed out until they return.
+        task awaits a read. No event is handed out until they return. What they raise leaves the read, as with
+        `readergroup.ReaderGroup.reader`.
 
         Args:
             reader_id: Replaces a reader of the same id. Default: host, process and a random part.

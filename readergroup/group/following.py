@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
 
-from synchronizer import Deadline, NotFoundError, OutcomeUnknownError, ReaderGroupError, Revision
+from synchronizer import (
+    Deadline,
+    DeadlineExceededError,
+    HandlerError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    Revision,
+)
 from synchronizer.callables import checked
+from synchronizer.liveness.keeper import is_store_unavailable
 from synchronizer.loggers import get_logger
 
-from ..errors import ReaderNotInGroupError, SinkBehindError
+from ..errors import EndOfDataError, ReaderNotInGroupError, SinkBehindError
 from ..streams.config import SegmentId, data_segment, stream_of
 from ..streams.serializers import Serializer
 from ..telemetry.logs import LogAbout
@@ -177,8 +186,7 @@ class GroupFollower(Generic[T]):
         """Call ``on_checkpoint`` once per checkpoint, and report it as passed. The state shows when it is done."""
         if self._kept_at is None or self._kept_at[0] != checkpoint.token:
             if self._on_checkpoint is not None and not checkpoint.silent:
-                with self._member.in_callback():
-                    self._on_checkpoint(checkpoint.name)
+                self._call(self._on_checkpoint, "on_checkpoint", checkpoint.name)
             # Commits made before the store has this report belong after the checkpoint.
             self._kept_at = checkpoint.token, {segment: each.position for segment, each in self._segments.by_id.items()}
         token, positions = self._kept_at
@@ -213,8 +221,7 @@ class GroupFollower(Generic[T]):
 
     def _announce_release(self, assigned: AssignedSegment[T]) -> None:
         if self._on_release is not None and not assigned.leaving:
-            with self._member.in_callback():
-                self._on_release(assigned.segment)
+            self._call(self._on_release, "on_release", assigned.segment)
         assigned.leaving = True
 
     def _acquire(self, state: ReaderGroupState) -> None:
@@ -226,8 +233,7 @@ class GroupFollower(Generic[T]):
             for segment in sorted(segment for segment in owned if segment not in self._segments.by_id):
                 found = owned[segment]
                 if self._on_assign is not None:
-                    with self._member.in_callback():
-                        self._on_assign(segment)
+                    self._call(self._on_assign, "on_assign", segment)
                 incarnation = state.streams[stream_of(segment)].incarnation
                 taken_over[segment] = AssignedSegment(
                     self._synchronizer.store,
@@ -244,6 +250,18 @@ class GroupFollower(Generic[T]):
             self._segments.add(taken_over)
             number = len(taken_over)
             self._updater.counters.segments_acquired += number
+
+    def _call(self, callback: Callable[[str], object], what: str, name: str) -> None:
+        try:
+            with self._member.in_callback():
+                callback(name)
+        except (EndOfDataError, DeadlineExceededError, OutcomeUnknownError) as error:
+            if is_store_unavailable(error):
+                raise  # the reader waits for the store, and calls again
+            raise HandlerError(
+                "a callback of the reader failed; it is called again in the next read",
+                **{"reader": self._member.reader_id, "callback": what, "error": repr(error)},
+            ) from error
 
     def _claim(self, segment: SegmentId, incarnation: str, found: SegmentState) -> Claimed | None:
         """Return what the application has stored of the segment, if it says so."""

@@ -178,7 +178,9 @@ class ReaderGroup:
     ) -> Reader[Any]:
         """Open a reader, which joins the group at once. It is a context manager.
 
-        The callbacks run in the reading thread, between two events.
+        The callbacks run in the reading thread, between two events. What one raises leaves the read, and the next read
+        calls it again; an `EndOfDataError` or `DeadlineExceededError` of its own leaves as `HandlerError`. If the store
+        did not answer it, the reader waits and calls it again.
 
         Args:
             reader_id: Replaces a reader of the same id. Default: host, process and a random part.

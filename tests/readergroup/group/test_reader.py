@@ -13,6 +13,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.errors import CorruptDataError
+from readergroup.group.model.updates import CreateCheckpoint
 from readergroup.group.updater import GroupUpdater
 from readergroup.streams.data.block import parts_of_block
 from synchronizer import (
@@ -948,3 +949,49 @@ def test_what_a_callback_misses_elsewhere_is_its_own(world: World, process: Proc
     with pytest.raises(rg.TruncatedError, match="of another stream"):
         drain(reader)
     assert world.state.skipped is None
+
+
+@pytest.mark.parametrize("kind", [rg.EndOfDataError, rg.DeadlineExceededError, rg.OutcomeUnknownError])
+@pytest.mark.parametrize("what", ["on_assign", "on_release", "on_checkpoint"])
+def test_no_error_of_a_callback_is_taken_for_the_readers_own(
+    world: World, process: Process, what: str, kind: type[rg.ReaderGroupError]
+) -> None:
+    raised: list[rg.ReaderGroupError] = []
+
+    def fail_once(name: str) -> None:
+        if not raised:
+            raised.append(kind("of another group"))
+            raise raised[0]
+
+    world.write(20)
+    reader = process.reader("r1", **{what: fail_once})
+    read: list[bytes] = []
+    if what != "on_assign":
+        read += [event.raw for event in take(reader, 5)]
+        world.group_log().update_state(lambda state: [CreateCheckpoint(name="nightly")])
+    world.admin.streams.seal(STREAM)
+    process.step()
+    with pytest.raises(rg.HandlerError, match=what) as caught:
+        for event in reader:
+            read.append(event.raw)
+    assert caught.value.__cause__ is raised[0]
+    read += [event.raw for event in reader]
+    assert len(read) == len(set(read)) == 20
+
+
+def test_a_callback_that_meets_a_store_that_is_away_is_called_again(
+    world: World, process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[str] = []
+
+    def on_assign(segment: str) -> None:
+        called.append(segment)
+        if len(called) == 1:
+            raise rg.DeadlineExceededError("no answer") from rg.StoreUnavailableError("away")
+
+    world.write(10, keys=1)
+    reader = process.reader("r1", on_assign=on_assign)
+    assert reader.read(timeout=0) is None
+    assert reader.read(timeout=0) is not None
+    assert called[0] == called[1]
+    assert caplog.text.count("waits, and tries again: no answer") == 1
