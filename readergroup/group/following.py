@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from synchronizer import (
     Deadline,
@@ -251,7 +251,7 @@ class GroupFollower(Generic[T]):
             number = len(taken_over)
             self._updater.counters.segments_acquired += number
 
-    def _call(self, callback: Callable[[str], object], what: str, name: str) -> None:
+    def _call(self, callback: Callable[[Any], object], what: str, name: str) -> None:
         try:
             with self._member.in_callback():
                 callback(name)

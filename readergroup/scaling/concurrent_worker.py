@@ -19,7 +19,7 @@ from ..errors import EndOfDataError
 from ..group.concurrent_reader import ConcurrentReader
 from ..sinks.place import Place
 from ..streams.config import SegmentId
-from ..streams.event import Event, EventBatch
+from ..streams.event import Event, EventBatch, as_read
 from .executors import Executor, FailedAloneError, LoopExecutor, ThreadExecutor
 from .handlers import loop_of
 from .in_flight import InFlight, Item
@@ -397,6 +397,7 @@ class ConcurrentWorker(Worker[T]):
             self._to_set_aside.append((item, error))
         elif attempt < retry.attempts:
             delay = self._delay_after(attempt, event, error)
+            item.what = as_read(item.what)
             self._flight.failed(item, self._clock.monotonic() + delay)
         elif isinstance(item.what, EventBatch) and len(item.what) > 1 and retry.dead_letters is not None:
             # Once more, one by one: only events that fail on their own are set aside.

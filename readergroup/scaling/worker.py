@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from synchronizer import HandlerError, ReaderGroupError, StoreUnavailableError, TruncatedError
@@ -19,7 +18,7 @@ from synchronizer.threads.loading import loading
 
 from ..errors import EventTooLargeError
 from ..group.reader import Reader
-from ..streams.event import Event, EventBatch
+from ..streams.event import Event, EventBatch, as_read
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
 from ..telemetry.hooks import hooks
@@ -293,7 +292,7 @@ class Worker(Generic[T]):
         try:
             returned = handle(event)
         except Exception as error:
-            self._retry(partial(handle, event), event, error)
+            self._retry(lambda: handle(as_read(event)), event, error)
         else:
             if returned is not None:
                 check_handled(returned, event)
@@ -302,7 +301,7 @@ class Worker(Generic[T]):
         try:
             returned = handle(batch)
         except Exception as error:
-            last = self._try_again(partial(handle, batch), batch[0], error)
+            last = self._try_again(lambda: handle(as_read(batch)), batch[0], error)
             if last is None:
                 return
             if self._task.retry.dead_letters is None:

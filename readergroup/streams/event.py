@@ -85,7 +85,8 @@ class Event(Generic[T]):
 
     @property
     def headers(self) -> Headers:
-        return self._batch.headers[self._index]
+        """A copy for each use: what a handler changes in it reaches no other event and no dead letter."""
+        return dict(self._batch.headers[self._index])
 
     @property
     def written_at(self) -> datetime:
@@ -279,6 +280,14 @@ class EventBatch(Sequence[Event[T]]):
 
     def __repr__(self) -> str:
         return f"EventBatch({self.segment!r}, {len(self)} events)"
+
+
+W = TypeVar("W", Event[Any], EventBatch[Any])
+
+
+def as_read(what: W) -> W:
+    """Return the event or batch without its decoded data, which a handler that failed may have changed."""
+    return Event(what._batch, what._index) if isinstance(what, Event) else what._of(what._slices)
 
 
 C = TypeVar("C")
