@@ -97,27 +97,43 @@ class Done:
 class Failure:
     """An error for another process, with its cause and traceback, which pickling alone would lose."""
 
-    error: BaseException
-    cause: BaseException | None
+    error: PickledError
+    cause: PickledError | None
     trace: str
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         cause, trace = error.__cause__, "".join(traceback.format_exception(error))
-        return cls(_picklable(error), None if cause is None else _picklable(cause), trace)
+        return cls(PickledError.of(error), None if cause is None else PickledError.of(cause), trace)
 
     def rebuilt(self) -> BaseException:
-        self.error.__cause__ = self.cause
-        self.error.add_note(f"In the worker process:\n{self.trace}")
-        return self.error
+        error = self.error.loaded()
+        error.__cause__ = None if self.cause is None else self.cause.loaded()
+        error.add_note(f"In the worker process:\n{self.trace}")
+        return error
 
 
-def _picklable(error: BaseException) -> BaseException:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(text_of(error))
-    return error
+@dataclass(frozen=True)
+class PickledError:
+    """An error as bytes, which the other process may be unable to load, and as a text."""
+
+    data: bytes
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> PickledError:
+        try:
+            data = pickle.dumps(error)
+        except Exception:
+            data = b""
+        return cls(data, text_of(error))
+
+    def loaded(self) -> BaseException:
+        with contextlib.suppress(Exception):
+            error = pickle.loads(self.data)
+            if isinstance(error, BaseException):
+                return error
+        return RuntimeError(self.text)
 
 
 @contextlib.contextmanager

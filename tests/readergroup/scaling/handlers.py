@@ -173,6 +173,27 @@ class FailAt:
             self(event)
 
 
+class FaultOfOneProcess(Exception):
+    """Can be unpickled only in the process that raised it, as if its module were imported there only."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _fault_of, (os.getpid(), str(self))
+
+
+def _fault_of(pid: int, text: str) -> FaultOfOneProcess:
+    if pid != os.getpid():
+        raise EOFError("no such class here")
+    return FaultOfOneProcess(text)
+
+
+class FailForItself(FailAt):
+    def __call__(self, event: Event[bytes]) -> None:
+        try:
+            super().__call__(event)
+        except Fault as fault:
+            raise FaultOfOneProcess(*fault.args) from None
+
+
 @dataclass(frozen=True)
 class DieAt:
     """Notes events; the first process that comes to a text ends there, in one of several ways."""

@@ -31,6 +31,7 @@ from tests.readergroup.scaling.handlers import (
     DieAlwaysAtAndHearLate,
     DieAt,
     FailAt,
+    FailForItself,
     Fault,
     HoldAt,
     InThread,
@@ -843,6 +844,16 @@ def test_without_dead_letters_the_pool_drains_and_run_raises(
     assert diary.texts == written[:50]
     group.pool(Note(diary)).run()
     assert sorted(diary.texts) == written
+
+
+def test_a_worker_process_ends_with_an_error_that_only_it_can_load(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary
+) -> None:
+    written = one_key(client, 100)
+    with pytest.raises(rg.HandlerError, match="the handler failed on its last attempt") as raised:
+        group.pool(FailForItself(diary, ("e00050",)), retry=fast(2), workers="process").run()
+    assert str(raised.value.__cause__) == "FaultOfOneProcess: cannot handle e00050"
+    assert diary.texts == written[:50]
 
 
 def test_a_batch_that_fails_without_dead_letters_is_repeated_from_its_start(
