@@ -138,6 +138,7 @@ class Client:
         self._guard = threading.Lock()
         self._parts: dict[str, Any] = {}  # `streams`, `groups` and `batch`, once they are used
         self._closed = False
+        self._closing = threading.RLock()  # held while a thread closes
         self._process_id = os.getpid()
 
     @property
@@ -565,15 +566,19 @@ class Client:
         return opened.handle_queued if isinstance(opened, sync.EventProcessor) else opened.step
 
     def close(self) -> None:
-        """Close all objects that this client opened. Can be called twice. Does nothing in a forked child."""
+        """Close all objects that this client opened. Does nothing in a forked child.
+
+        Can be called twice, and by several threads at once: all return when it is closed.
+        """
         if os.getpid() != self._process_id:
             return  # a forked child: the objects belong to the parent
         self._closed = True
-        closes = [opened.close for opened in reversed(list(self._opened.values()))]
-        closes += [self._parts[name].close for name in ("groups", "streams") if name in self._parts]
-        if self._address is not None:
-            closes.append(self.store.close)
-        close_each(closes)
+        with self._closing:
+            closes = [opened.close for opened in reversed(list(self._opened.values()))]
+            closes += [self._parts[name].close for name in ("groups", "streams") if name in self._parts]
+            if self._address is not None:
+                closes.append(self.store.close)
+            close_each(closes)
 
     def __enter__(self) -> Self:
         return self

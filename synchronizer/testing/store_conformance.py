@@ -1484,6 +1484,12 @@ class SegmentStoreConformance:
                 with pytest.raises(ClosedError):
                     future.result(_LONG)
 
+    def test_threads_may_close_it_at_once(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        with ThreadPoolExecutor(4) as threads:
+            for closing in _started(threads, 4, store.close):
+                closing.result(_LONG)
+
     def test_leaving_its_block_closes_the_store(self, store: SegmentStore) -> None:
         with store as entered:
             assert entered.create("s")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -79,3 +81,26 @@ def test_a_client_that_closes_several_writers_tells_what_each_has_lost(store: Fa
     with pytest.raises(rg.ReaderGroupError, match="events_not_stored=1") as raised:
         client.close()
     assert ["events_not_stored=1" in note for note in raised.value.__notes__] == [True, True]
+
+
+@pytest.mark.stores
+def test_threads_that_close_one_client_at_once(store_url: str) -> None:
+    threads = 6
+    for number in range(20):
+        client = rg.connect(store_url)
+        stream = f"shop/orders{number}"
+        client.streams.create(stream)
+        writer, reader = client.writer(stream), client.groups.create(f"billing{number}", streams=[stream]).reader()
+        writer.write(b"1")
+        reader.read(timeout=10.0)
+        together = threading.Barrier(threads)
+
+        def close(client: rg.Client = client, together: threading.Barrier = together) -> None:
+            together.wait()
+            client.close()
+
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(close) for _ in range(threads)]:
+                done.result(30.0)
+        with pytest.raises(rg.ClosedError):
+            client.streams.list()

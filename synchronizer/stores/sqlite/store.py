@@ -19,6 +19,7 @@ import contextlib
 import errno
 import os
 import sqlite3
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -140,6 +141,7 @@ class SqliteStore(SegmentStore):
         self._write_timeout = write_timeout
         self._process_id = os.getpid()
         self._closed = self._has_ended = False
+        self._closing = threading.RLock()  # held while a thread closes
         self._unread_writer: sqlite3.Connection | None = None
         self._idle_readers: deque[sqlite3.Connection] = deque()
         self._log = WriteAheadLog(self._path, write_timeout=write_timeout)
@@ -340,8 +342,13 @@ class SqliteStore(SegmentStore):
         return self._fair_lock.acquire(segment, timeout)
 
     def close(self) -> None:
-        if self._has_ended or os.getpid() != self._process_id:
+        if os.getpid() != self._process_id:
             return
+        with self._closing:
+            if not self._has_ended:
+                self._close()
+
+    def _close(self) -> None:
         self._closed = True  # if an interrupt comes after this, `close` can be called again
         _open_stores.discard(self)
         self._waiters.close()

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from synchronizer import SegmentStore
 from synchronizer.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from synchronizer.stores import open_store
 
@@ -87,3 +90,17 @@ except UnsupportedError as error:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert "install a Python that includes it: driver='sqlite3'" in done.stdout, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.stores
+def test_threads_may_close_a_store_at_once(store_url: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(30):
+            store, together = open_store(store_url), threading.Barrier(4)
+
+            def close(store: SegmentStore = store, together: threading.Barrier = together) -> None:
+                together.wait(20)
+                store.close()
+
+            for closing in [threads.submit(close) for _ in range(4)]:
+                closing.result(20)
