@@ -312,6 +312,8 @@ def _packable(value: Any) -> Any:
     """Convert a value that msgpack does not know but pydantic reads back."""
     if isinstance(value, frozenset | set):
         return sorted(value)
+    if isinstance(value, int):
+        raise InvalidArgumentError("an integer in a state or update has at most 64 bits", bits=value.bit_length())
     raise InvalidArgumentError(
         "values of this type cannot be stored in a state or update; use a type that msgpack supports",
         type=type(value).__name__,

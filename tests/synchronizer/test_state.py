@@ -247,6 +247,10 @@ class TestUpdateClasses:
         assert replica.store.info("everything").length == length
         replica.update_state_unconditionally(Become(fields={"anything": 1}))
 
+    def test_an_integer_of_more_than_64_bits_is_refused_as_such(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="at most 64 bits: bits=20001"):
+            everything().update_state_unconditionally(Become(fields={"anything": 1 << 20_000}))
+
     def test_a_value_of_a_wrong_type_that_got_round_the_checks_is_refused(self) -> None:
         replica = opened(open_store("memory://"))
         with pytest.raises(InvalidArgumentError, match="does not survive"):
