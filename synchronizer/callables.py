@@ -8,6 +8,7 @@ returns, because a decorator or a lambda hides the function that it calls.
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
 from functools import partial, wraps
@@ -113,12 +114,16 @@ def check_returned(returned: object, what: str, *, may_yield: bool = False, **fa
 
 
 def raise_interrupt(error: BaseException) -> None:
-    """Raise ``error`` again if it may be an interrupt of the main thread; otherwise continue after it.
+    """Raise ``error`` again if it may be an interrupt of the main thread, or ends this greenlet; otherwise return.
 
     What is no `Exception` would end a thread of the SDK for good, such as the `asyncio.CancelledError` of a task that a
     listener runs.
     """
-    if not isinstance(error, (Exception, SystemExit)) and threading.current_thread() is threading.main_thread():
+    if isinstance(error, (Exception, SystemExit)):
+        return
+    greenlet = sys.modules.get("greenlet")
+    ends_greenlet = greenlet is not None and isinstance(error, greenlet.GreenletExit)
+    if ends_greenlet or threading.current_thread() is threading.main_thread():
         raise error
 
 

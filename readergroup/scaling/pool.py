@@ -278,7 +278,10 @@ class ReaderPool(Generic[T]):
         return self._desired
 
     def close(self) -> None:
-        """Stop, and wait for `run` to return, unless `run` itself calls this. Can be called twice."""
+        """Stop, and wait for `run` to return, unless `run` itself calls this. Can be called twice.
+
+        A handler calls `stop` instead: here it would wait for itself, until ``drain_timeout``.
+        """
         if os.getpid() != self._process_id:
             return  # a forked child: the pool belongs to the parent
         self.stop()
