@@ -184,7 +184,7 @@ class Tables:
             {**place.key, "next_offset": end, "token": token, **_transaction(row)},
         )
         if not done.changed:
-            raise _ended_by_handler()
+            raise ended_by_block()
         if row.has_finished:
             yield self._delete_finished(place, end)
         return True
@@ -195,7 +195,7 @@ class Tables:
         if same:
             found = yield Statement(f"SELECT 1 WHERE 1 = 1{same}", _transaction(row))
             if not found.rows:
-                raise _ended_by_handler()
+                raise ended_by_block()
         done = yield Statement(
             f"INSERT INTO {self.finished} (group_name, segment, incarnation, event_offset) "
             "VALUES (:group_name, :segment, :incarnation, :event_offset) ON CONFLICT DO NOTHING",
@@ -316,7 +316,7 @@ class Tables:
             yield Statement(f"RELEASE {_SAVEPOINT}")
         except Exception as error:
             if "no such savepoint" in str(error):
-                raise _ended_by_handler() from error
+                raise ended_by_block() from error
             raise
         return ""
 
@@ -352,8 +352,8 @@ def _check_token(place: Place, row: Row, token: int) -> None:
         )
 
 
-def _ended_by_handler() -> InvalidArgumentError:
+def ended_by_block() -> InvalidArgumentError:
     return InvalidArgumentError(
-        "the transaction of the sink was committed or rolled back inside its block; leave that to the sink, and repair "
-        "what was committed without its position"
+        "the transaction of the sink was committed or rolled back inside its block, or its connection closed; leave "
+        "that to the sink, and repair what was committed without its position"
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
 
 from synchronizer import InvalidArgumentError, ReaderGroupError
 from synchronizer.arguments import check_duration, check_type
@@ -25,7 +26,7 @@ from ..streams.config import stream_of
 from ..streams.event import Event, EventBatch
 from ..telemetry.counters import GroupCounters
 from .place import Place
-from .progress import Row, Tables
+from .progress import Row, Tables, ended_by_block
 
 DEFAULT_TABLE: Final = "readergroup_progress"
 #: How long a takeover waits for transactions of the former owner before it tries again.
@@ -89,6 +90,8 @@ class SqlSink:
         self._lock = threading.Lock()
         #: Events that were jumped over, by segment: the token under which that was, and their offsets.
         self._jumps: dict[Place, tuple[int, deque[range]]] = {}
+        #: The transactions that are entered and not left, by who has entered them.
+        self._open: WeakValueDictionary[tuple[int, Place], SinkTransaction] = WeakValueDictionary()
         #: Those of the clients whose readers use this sink, by group.
         self.counters: dict[str, GroupCounters] = {}
 
@@ -111,7 +114,8 @@ class SqlSink:
             EventStoredError: The database has the event. The block does not run. Suppress the error, and go on.
             ReaderNotInGroupError: A newer owner has the segment, or the sink is being reset. The block does not run.
             InvalidArgumentError: The event was not read by a reader of a group, comes too late, or the batch is stored
-                in part; or the connection is in autocommit mode; or the block ended the transaction by itself.
+                in part; or the connection is in autocommit mode; or the block ended the transaction by itself; or this
+                thread or task is in another transaction of the segment, such as that of a handler.
         """
         return SinkTransaction(self, event)
 
@@ -128,7 +132,7 @@ class SqlSink:
 
         Raises:
             InvalidArgumentError: ``to`` is no place in the group's streams, or the database is asynchronous: use
-                `reset_async`.
+                `reset_async`; or the call is made inside a transaction of the group.
         """
         self.check_blocks()
         if is_async(group.reset):
@@ -145,7 +149,12 @@ class SqlSink:
         await self._reset(group, to, timeout)
 
     async def _reset(self, group: Any, to: Any, timeout: float | None) -> None:
-        perform = self.database.perform
+        perform, caller = self.database.perform, self.database.caller
+        if any(who == caller and place.group == group.name for who, place in list(self._open)):
+            raise InvalidArgumentError(
+                "a reset waits for the transactions of the group; leave the one that this thread or task has entered",
+                group=group.name,
+            )
         state = await settled(group.synchronizer.fetch_updates(timeout=timeout))
         streams = _streams(state, to)
         await perform(lambda dialect: self._blocking(dialect, group.name, streams))
@@ -242,6 +251,21 @@ class SqlSink:
                 error=str(failure or error),
             ) from (failure or error)
 
+    def enter(self, transaction: SinkTransaction, place: Place) -> tuple[int, Place]:
+        """Note that the transaction is open, until `leave`. Refuse one inside another of the same segment."""
+        key = self.database.caller, place
+        if key in self._open:
+            raise InvalidArgumentError(
+                "this thread or task has entered a transaction of the segment; leave it before the next, and in a "
+                "handler use the connection that it is given",
+                segment=place.segment,
+            )
+        self._open[key] = transaction
+        return key
+
+    def leave(self, key: tuple[int, Place]) -> None:
+        self._open.pop(key, None)
+
     def note_jump(self, place: Place, token: int, jumped: range) -> None:
         """Remember that no transaction was entered for the events at these offsets."""
         with self._lock:
@@ -291,6 +315,7 @@ class SinkTransaction:
         self._takes_rest = takes_rest
         self._row: Row | None = None
         self._connection: Connection | None = None
+        self._key: tuple[int, Place] | None = None
         #: Whether its connection was lost.
         self.lost = False
 
@@ -318,8 +343,9 @@ class SinkTransaction:
         """Return the connection, as the application knows it."""
         if self._row is not None or self._connection is not None:
             raise InvalidArgumentError("a transaction is entered once; call sink.transaction again")
-        self._connection = connection = await self._sink.database.lend()
+        self._key = self._sink.enter(self, self._place)
         try:
+            self._connection = connection = await self._sink.database.lend()
             await run(connection, self._beginning(connection.dialect))
         except BaseException:
             await self.rollback()
@@ -328,30 +354,40 @@ class SinkTransaction:
 
     async def commit(self) -> None:
         connection = self._connection
-        assert connection is not None
+        if connection is None:
+            raise InvalidArgumentError("the transaction is not entered, or was left; call sink.transaction again")
         try:
+            if connection.was_closed:
+                raise ended_by_block()
             await run(connection, self._finishing(connection.dialect))
         except BaseException:
             await self.rollback()
             raise
         self._connection = None
+        self._leave()
         self._count()
         await self._sink.database.give_back(connection)
 
     async def rollback(self) -> None:
         """End the transaction without an effect. Raises no error of the database."""
         connection, self._connection = self._connection, None
+        self._leave()
         if connection is None:
             return
-        failed = True
+        failed, was_closed = True, False
         try:
             with suppress(Exception):
+                was_closed = connection.was_closed
                 self.lost = connection.broken
                 await settled(connection.rollback())
                 failed = connection.broken
         finally:
-            self.lost |= failed
+            self.lost = (self.lost or failed) and not was_closed
             await self._sink.database.give_back(connection, failed=failed)
+
+    def _leave(self) -> None:
+        if self._key is not None:
+            self._sink.leave(self._key)
 
     def _count(self) -> None:
         counters = self._sink.counters.get(self._place.group)

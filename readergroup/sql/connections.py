@@ -21,6 +21,7 @@ from .drivers import (
     known_dialect,
     paramstyle,
     translated,
+    was_closed,
 )
 from .scripts import NOTHING, Control, R, Result, Script, settled
 
@@ -57,6 +58,11 @@ class Connection:
     def broken(self) -> bool:
         """Whether it is of no further use."""
         raise NotImplementedError
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether the application has closed it. False if it was lost."""
+        return was_closed(self.native)
 
 
 class SqlConnection(Connection):
@@ -194,6 +200,10 @@ class SqlAlchemyConnection(SqlConnection):
         return bool(self.native.closed or self.native.invalidated)
 
     @property
+    def was_closed(self) -> bool:
+        return bool(self.native.closed)
+
+    @property
     def of_driver(self) -> Any:
         return self.native.connection.driver_connection
 
@@ -245,6 +255,10 @@ class DjangoConnection(SqlConnection):
     @property
     def broken(self) -> bool:
         return self.native.connection is None or bool(self.native.errors_occurred and not self.native.is_usable())
+
+    @property
+    def was_closed(self) -> bool:
+        return bool(self.native.closed_in_transaction)
 
     @property
     def of_driver(self) -> Any:
@@ -304,6 +318,10 @@ class AsyncSqlAlchemyConnection(Connection):
     @property
     def broken(self) -> bool:
         return self._blocking.broken
+
+    @property
+    def was_closed(self) -> bool:
+        return self._blocking.was_closed
 
 
 def autocommit() -> InvalidArgumentError:

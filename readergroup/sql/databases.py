@@ -69,6 +69,11 @@ class Database:
     def close(self) -> None:
         """Close what this object has opened for this thread."""
 
+    @property
+    def caller(self) -> int:
+        """Tells apart those that call at the same time: threads, or the tasks of an event loop."""
+        return id(asyncio.current_task()) if self.is_async else threading.get_ident()
+
     def _check_loop(self) -> None:
         if not self.is_async:
             return
@@ -143,12 +148,19 @@ class SingleConnection(Database):
         super().__init__(is_async=is_async)
         self._connection = _of_psycopg(native, is_async=is_async)
         self._lock: Any = asyncio.Lock() if is_async else threading.Lock()
+        self._lent_to: int | None = None
 
     async def lend(self) -> Connection:
         self._check_loop()
+        if self._lent_to == self.caller:
+            raise InvalidArgumentError(
+                "the single connection is in a transaction that this thread or task has entered; leave that one "
+                "first, or pass a pool, an engine or a function that connects"
+            )
         await settled(self._lock.acquire())
+        self._lent_to = self.caller
         if self._connection.broken:
-            self._lock.release()
+            self._release()
             raise ClosedError(
                 "the connection is closed or was lost, and cannot be opened again; pass a pool, an engine or a "
                 "function that connects"
@@ -161,22 +173,27 @@ class SingleConnection(Database):
                 with suppress(Exception):
                     await settled(connection.rollback())
         finally:
-            self._lock.release()
+            self._release()
+
+    def _release(self) -> None:
+        self._lent_to = None
+        self._lock.release()
 
 
-class _Kept:
-    """A connection of one thread, closed when the thread ends."""
+class _OwnConnection(DbApiConnection):
+    """A connection that the sink has opened, closed when nothing has it any more."""
 
-    def __init__(self, connection: DbApiConnection) -> None:
-        self.connection = connection
+    def __init__(self, native: Any) -> None:
         self.process_id = os.getpid()
+        self.thread_id = threading.get_ident()
+        super().__init__(native)
 
     def close(self) -> None:
         if self.process_id == os.getpid():
             with suppress(Exception):
-                self.connection.close()
+                super().close()
         else:
-            _inherited.append(self.connection)  # closing it would end the parent's
+            _inherited.append(self.native)  # closing it would end the parent's
 
     def __del__(self) -> None:
         self.close()
@@ -186,7 +203,7 @@ _inherited: Final[list[object]] = []
 
 
 class _FactoryDatabase(Database):
-    """Connects once per thread, and again after an error of the connection."""
+    """Keeps a connection for each thread, and connects again after an error of the connection."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         super().__init__()
@@ -195,20 +212,23 @@ class _FactoryDatabase(Database):
         self._of_thread = threading.local()
 
     async def lend(self) -> Connection:
-        kept: _Kept | None = getattr(self._of_thread, "kept", None)
-        self._of_thread.kept = None
-        if kept is None or kept.process_id != os.getpid() or kept.connection.broken:
-            kept = _Kept(DbApiConnection(self.connect()))
-        self._of_thread.lent = kept
-        return kept.connection
+        kept = self._take()
+        if kept is None or kept.process_id != os.getpid() or kept.broken:
+            kept = _OwnConnection(self.connect())
+        return kept
 
     async def give_back(self, connection: Connection, *, failed: bool = False) -> None:
-        kept: _Kept = self._of_thread.lent
-        self._of_thread.lent = None
-        if failed or connection.broken:
-            kept.close()
+        assert isinstance(connection, _OwnConnection)
+        if failed or connection.broken or connection.thread_id != threading.get_ident():
+            connection.close()
         else:
-            self._of_thread.kept = kept
+            self.close()  # what a transaction within this one has left
+            self._of_thread.kept = connection
+
+    def _take(self) -> _OwnConnection | None:
+        kept: _OwnConnection | None = getattr(self._of_thread, "kept", None)
+        self._of_thread.kept = None
+        return kept
 
     def connect(self) -> Any:
         with self._in_call:
@@ -229,9 +249,7 @@ class _FactoryDatabase(Database):
         return native
 
     def close(self) -> None:
-        kept: _Kept | None = getattr(self._of_thread, "kept", None)
-        self._of_thread.kept = None
-        if kept is not None:
+        if (kept := self._take()) is not None:
             kept.close()
 
 

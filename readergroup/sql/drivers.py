@@ -97,6 +97,19 @@ def commits_each_statement(native: Any) -> bool:
     return autocommit and not has_transaction(native)
 
 
+def was_closed(native: Any) -> bool:
+    """Return whether the application has closed a driver's connection, as far as it says. False if it was lost."""
+    driver = driver_of(native)
+    if _DRIVERS.get(driver) == "sqlite":
+        try:
+            _ = native.total_changes
+        except Exception:
+            return True
+        return False
+    closed = getattr(native, "closed", False)
+    return closed == 1 if driver == "psycopg2" else bool(closed) and not getattr(native, "broken", False)
+
+
 def django_connection(alias: str) -> Any:
     module = sys.modules.get("django.db")
     if module is None:

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,77 @@ def test_a_block_that_raises_stores_nothing(database: ApplicationDatabase, clien
             with sink.transaction(event) as connection:
                 database.store(connection, event)
     database.check(expected)
+
+
+def test_a_transaction_within_another_of_the_segment_is_refused_and_spoils_nothing(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    expected = write(client, 3)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    with group.reader() as reader:
+        for event in reader:
+            with sink.transaction(event) as connection:
+                database.store(connection, event)
+                for call in (
+                    lambda event=event: sink.transaction(event).__enter__(),
+                    lambda: sink.reset(group, "head", timeout=5.0),
+                ):
+                    with pytest.raises(rg.InvalidArgumentError, match="this thread or task has entered"):
+                        call()
+    database.check(expected)
+
+
+def test_a_single_connection_is_not_lent_twice_to_one_thread(database_url: str, client: rg.Client) -> None:
+    write(client, 1, keys=1, segments=1)
+    one, other = (client.groups.create(name, streams=[STREAM]) for name in ("one", "other"))
+    with psycopg.connect(database_url) as connection:
+        sink = SqlSink(connection)
+        with one.reader() as reader, other.reader() as second:
+            events = [each.read(timeout=5.0) for each in (reader, second)]
+            assert events[0] is not None and events[1] is not None
+            with sink.transaction(events[0]):
+                with pytest.raises(rg.InvalidArgumentError, match="leave that one first"):
+                    sink.transaction(events[1]).__enter__()
+            with sink.transaction(events[1]):
+                pass
+
+
+@both
+def test_transactions_of_two_groups_in_one_thread(database: ApplicationDatabase, client: rg.Client) -> None:
+    """The outer one is of another file or server connection, and keeps its connection."""
+    expected = write(client, 4)
+    one, other = (client.groups.create(name, streams=[STREAM]) for name in ("one", "other"))
+    sink = SqlSink(database.given())
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        if not database.is_sqlite:  # which has one writer
+            with other.reader() as reader:
+                second = reader.read(timeout=5.0)
+                assert second is not None
+                with sink.transaction(second):
+                    pass
+        database.store(connection, event)
+
+    one.pool(handle, sink=sink).run()
+    database.check(expected)
+
+
+@both
+def test_a_transaction_may_be_left_in_another_thread(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 1, keys=1, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(partial(database.connect, check_same_thread=False) if database.is_sqlite else database.connect)
+    with group.reader() as reader:
+        event = reader.read(timeout=5.0)
+        assert event is not None
+        transaction = sink.transaction(event)
+        database.store(transaction.__enter__(), event)
+        leaving = CallInThread(lambda: transaction.__exit__(None, None, None) is None)
+        assert leaving.ended() is True
+        with pytest.raises(rg.InvalidArgumentError, match="not entered, or was left"):
+            transaction.__exit__(None, None, None)
+    database.check({"k0": 1})
 
 
 @both

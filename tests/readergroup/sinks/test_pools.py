@@ -267,6 +267,46 @@ def test_a_handler_that_commits_ends_the_pool(database: ApplicationDatabase, cli
     assert {row[3] for row in database.progress()} == {0}
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_handler_that_commits_and_closes_ends_the_pool(
+    database: ApplicationDatabase, client: rg.Client, concurrency: int
+) -> None:
+    """As `with connection` of psycopg does."""
+    write(client, 5, keys=1)
+    group = client.groups.create("billing", streams=[STREAM])
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        connection.commit()
+        connection.close()
+
+    retry = rg.RetryPolicy(attempts=3, first_delay_seconds=0.001)
+    pool = group.pool(handle, sink=SqlSink(database.given()), retry=retry, concurrency=concurrency)
+    with pytest.raises(rg.InvalidArgumentError, match="or its connection closed"):
+        pool.run()
+    assert {row[3] for row in database.progress()} == {0}
+    assert all(len(set(numbers)) == len(numbers) for numbers in database.effects().values())
+
+
+def test_a_handler_that_closes_and_raises_has_failed(database: ApplicationDatabase, client: rg.Client) -> None:
+    """As `with connection` of psycopg does."""
+    write(client, 1, keys=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    calls = 0
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        nonlocal calls
+        calls += 1
+        connection.rollback()
+        connection.close()
+        raise ZeroDivisionError
+
+    sink = SqlSink(database.connect if database.kind == "psycopg-connection" else database.given())
+    with pytest.raises(rg.HandlerError):
+        group.pool(handle, sink=sink, retry=rg.RetryPolicy(attempts=3, first_delay_seconds=0.001)).run()
+    assert calls == 3
+
+
 def test_a_handler_that_swallows_an_error_of_the_database_has_failed(
     database: ApplicationDatabase, client: rg.Client
 ) -> None:
