@@ -117,9 +117,9 @@ def raise_interrupt(error: BaseException) -> None:
     """Raise ``error`` again if it may be an interrupt of the main thread, or ends this greenlet; otherwise return.
 
     What is no `Exception` would end a thread of the SDK for good, such as the `asyncio.CancelledError` of a task that a
-    listener runs.
+    listener runs, or a `SystemExit`, of which nobody would hear.
     """
-    if isinstance(error, (Exception, SystemExit)):
+    if isinstance(error, Exception):
         return
     greenlet = sys.modules.get("greenlet")
     ends_greenlet = greenlet is not None and isinstance(error, greenlet.GreenletExit)

@@ -28,6 +28,8 @@ from synchronizer import (
 from synchronizer.clock import is_manual
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.loggers import get_logger
+from synchronizer.recipes.queue.retries import text_of
+from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
 
 from ..streams.manager import StreamManager
@@ -243,7 +245,13 @@ class OutboxRelay:
             except (ClosedError, LeaseLostError, StoreFullError, StoreUnavailableError):
                 raise
             except ReaderGroupError as error:
-                self._is_stuck(stream, error)
+                self._is_stuck(stream, str(error))
+            except Exception as error:
+                if is_database_error(error):
+                    raise
+                survive(error, f"relay of {self._table.name}")
+                self._movers.pop(stream, None)
+                self._is_stuck(stream, text_of(error))
             else:
                 self._is_moving(stream)
         return moved
@@ -261,8 +269,8 @@ class OutboxRelay:
 
     # ------------------------------------------------------------------ streams that take no events
 
-    def _is_stuck(self, stream: str, error: ReaderGroupError) -> None:
-        reason, known = str(error), self._stuck.get(stream)
+    def _is_stuck(self, stream: str, reason: str) -> None:
+        known = self._stuck.get(stream)
         if known is None or known.reason != reason:
             _logger.warning("the events for %s wait in the outbox %s: %s", stream, self._table.name, reason)
             self._state.update_state_unconditionally(ReportStuck(stream=stream, reason=reason))
@@ -277,7 +285,10 @@ class OutboxRelay:
 
     def _open_session(self) -> Session:
         if self._session is None:
-            session = self._connect()
+            try:
+                session = self._connect()
+            except (ClosedError, LeaseLostError) as error:  # of the function that connects, and not this relay's
+                raise unavailable(error) from error
             try:
                 if self._table.outbox_id(session) != self._outbox_id:
                     raise InvalidArgumentError(

@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -224,7 +225,9 @@ class OutboxTable:
     def lag(self, session: Session) -> Sequence[StreamRows]:
         age = _age(session.dialect, "min(written_at)")
         query = f"SELECT stream, count(*), {age} FROM {self.name} WHERE stream > '' GROUP BY stream ORDER BY stream"
-        return [StreamRows(stream, events, max(0.0, seconds)) for stream, events, seconds in session.execute(query)]
+        return [
+            StreamRows(stream, events, max(0.0, seconds or 0.0)) for stream, events, seconds in session.execute(query)
+        ]
 
     # ------------------------------------------------------------------ waking the relay
 
@@ -277,6 +280,18 @@ def _age(dialect: Dialect, written_at: str) -> str:
 
 
 def _row(row_id: int, routing_key: str | None, data: Any, headers: Any, seconds: float | None = None) -> Row:
+    # SQLite stores what a statement gives a column, whatever the type of the column.
+    for column, value, kinds in (
+        ("data", data, (bytes, memoryview)),
+        ("headers", headers, (bytes, memoryview, NoneType)),
+        ("routing_key", routing_key, (str, NoneType)),
+    ):
+        if not isinstance(value, kinds):
+            raise CorruptDataError(
+                f"the {column} of an outbox row is {type(value).__name__}, and must be "
+                f"{'text' if column == 'routing_key' else 'a BLOB'}; correct or delete the row",
+                id=row_id,
+            )
     headers = None if headers is None else _headers(row_id, bytes(headers))
     return Row(row_id, routing_key, bytes(data), headers, seconds)
 

@@ -187,6 +187,8 @@ class ProcessWorker:
             with contextlib.suppress(PermissionError):  # it has another user now
                 os.kill(self.pid, 0)
         except ProcessLookupError:
+            # At exit, multiprocessing would send SIGTERM to a child that it takes for running: to a stranger by then.
+            multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
             return False
         return True
 

@@ -128,7 +128,7 @@ class Sampler:
         with self._lock:
             return self._histories.setdefault(group, GroupHistory())
 
-    def count(self, error: ReaderGroupError) -> str:
+    def count(self, error: Exception) -> str:
         """Count an error of the store, and return its text."""
         with self._lock:
             self.errors[type(error).__name__] += 1
@@ -253,7 +253,7 @@ class Sampler:
             return None
         try:
             lag = self._outbox.lag()
-        except ReaderGroupError as error:  # the database of the application is another one than the store
+        except Exception as error:  # the application's database, or function that connects, is no part of the store
             self.count(error)
             return None
         return lag.events, lag.seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 #: Errors of PostgreSQL after which the same transaction may succeed: lost connections, a server that ends or starts,
@@ -40,11 +41,14 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error, and below it the one that it stands for, down to that of the driver."""
     seen: set[int] = set()
     found: BaseException | None = error
+    original: object = None
     while found is not None and id(found) not in seen:
         seen.add(id(found))
         yield found
-        # SQLAlchemy keeps the driver's error in `orig`, Django as the cause.
-        found = getattr(found, "orig", None) or found.__cause__
+        # SQLAlchemy keeps the driver's error in `orig`, Django as the cause. Others may have anything in `orig`.
+        with suppress(Exception):
+            original = getattr(found, "orig", None)
+        found = original if isinstance(original, BaseException) else found.__cause__
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from ..callables import raise_interrupt
 from ..clock import Clock, growing_pause
 from ..errors import ClosedError, ReaderGroupError, StoreUnavailableError
 from ..threads.background import BackgroundThread, survive
@@ -102,7 +103,8 @@ class Keeper:
             result = part(*arguments)
         except ClosedError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            raise_interrupt(error)
             return self._clock.monotonic() + self._complain(part, error)
         self._troubles.pop(part, None)
         return result
@@ -116,7 +118,7 @@ class Keeper:
         """Treat no part as failing: a caller has just found that the store answers."""
         self._troubles.clear()
 
-    def _complain(self, part: Callable[..., object], error: Exception) -> float:
+    def _complain(self, part: Callable[..., object], error: BaseException) -> float:
         """Log the error, a lasting one once; return the seconds until the next attempt."""
         self._failures = self._failures + 1 if self._troubles else 1
         if not isinstance(error, ReaderGroupError):

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
+from ..callables import raise_interrupt
 from ..clock import Clock, SystemClock, growing_pause
 from ..errors import ClosedError, StoreUnavailableError
 from ..loggers import get_logger
@@ -80,7 +81,7 @@ def keep_running(
     stopping: threading.Event | None = None,
     most_seconds: float = MAX_PAUSE_SECONDS,
 ) -> None:
-    """Run ``loop`` until it returns or raises `ClosedError`. Run it again after any other `Exception`.
+    """Run ``loop`` until it returns or raises `ClosedError`. Run it again after any other error.
 
     It is not run again when ``stopping`` is set. The pauses between runs grow up to ``most_seconds``.
     """
@@ -93,7 +94,8 @@ def keep_running(
         except ClosedError as error:
             _logger.debug("%s ends: %s", name, error)
             return
-        except Exception as error:
+        except BaseException as error:
+            raise_interrupt(error)
             failures = 1 if clock.monotonic() - began >= CALM_SECONDS else failures + 1
             survive(error, name)
         if clock.wait(stopping, growing_pause(failures, first=FIRST_PAUSE_SECONDS, most=most_seconds)):

@@ -509,6 +509,66 @@ def test_a_row_that_the_outbox_has_not_written_keeps_back_its_stream_only(
     assert data(client, "shop/other") == [b"3"]
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize(
+    "column, value",
+    [("data", "text"), ("data", 7), ("data", 1.5), ("headers", "text"), ("routing_key", b"ann")],
+)
+def test_a_row_of_wrong_types_keeps_back_its_stream_only(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes], column: str, value: object
+) -> None:
+    row = {"routing_key": "ann", "data": b"1", "headers": None, column: value}
+    client.streams.create("shop/other")
+    with plain(kind, place) as application, outbox.relay():
+        with application.transaction() as connection:
+            connection.execute(
+                f"INSERT INTO {DEFAULT_TABLE} (stream, {', '.join(row)}) VALUES ('shop/other', ?, ?, ?)",
+                tuple(row.values()),
+            )
+            outbox.write(connection, STREAM, b"2")
+        until(lambda: data(client) == [b"2"], "the event for the other stream")
+        until(lambda: outbox.lag().streams["shop/other"].stuck, "a reason")
+        assert f"the {column} of an outbox row is" in str(outbox.lag().streams["shop/other"].stuck)
+    assert data(client, "shop/other") == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_a_row_without_a_time_has_no_age(client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]) -> None:
+    with plain(kind, place) as application, application.transaction() as connection:
+        connection.execute(
+            f"INSERT INTO {DEFAULT_TABLE} (stream, data, written_at) VALUES (?, ?, 'yesterday')", (STREAM, b"1")
+        )
+    assert (outbox.lag().events, outbox.lag().seconds) == (1, 0.0)
+    with outbox.relay():
+        until_empty(outbox)
+    assert data(client) == [b"1"]
+
+
+class Panic(BaseException):
+    """As extensions of other languages raise it."""
+
+
+@each_kind
+@pytest.mark.unexpected_errors
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, Panic, rg.ClosedError, rg.LeaseLostError])
+def test_a_relay_repeats_whatever_its_function_to_connect_raises(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes], error: type[BaseException]
+) -> None:
+    raised: list[BaseException] = []
+
+    def connect() -> Any:
+        if threading.current_thread() is not threading.main_thread() and not raised:
+            raised.append(error("of the application"))
+            raise raised[0]
+        return connect_to(kind, place)
+
+    with plain(kind, place) as application, rg.Outbox(client, connect).relay():
+        with application.transaction() as connection:
+            outbox.write(connection, STREAM, b"1")
+        until_empty(outbox)
+    assert raised and data(client) == [b"1"]
+
+
 def test_events_wait_while_the_store_is_away(tmp_path: Path) -> None:
     failing = FailingStore(rg.connect("memory://").store)
     with failing.inner, rg.Client(failing) as client:
