@@ -347,6 +347,8 @@ def app(
     check_type(outbox, Outbox, "outbox", or_none=True)
     check_duration(sample_interval_seconds, "sample_interval_seconds", above_zero=True, finite=True)
     check_items(hosts, Collection, "hosts", or_none=True)
+    for host in hosts or ():
+        check_type(host, str, "each of hosts")
     if registry is not None and not callable(getattr(registry, "collect", None)):
         raise InvalidArgumentError("registry must be a CollectorRegistry of prometheus_client")
     if token is not None:

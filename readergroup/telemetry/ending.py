@@ -8,6 +8,7 @@ from collections import deque
 from typing import Final, Protocol
 
 from synchronizer import ReaderGroupError
+from synchronizer.callables import raise_interrupt
 from synchronizer.clock import SystemClock
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
@@ -72,5 +73,8 @@ class SpanEnder:
                 try:
                     span, at = self._spans.popleft()  # no other thread takes one, and dropping keeps it full
                     span.end(at)
+                except BaseException as error:  # of the exporter: the next span may do better
+                    raise_interrupt(error)
+                    survive(error, "spans")
                 finally:
                     self._is_ending = False

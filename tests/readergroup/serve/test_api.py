@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -159,6 +160,22 @@ def test_the_outbox_is_in_the_metrics(store_url: str, tmp_path: Any) -> None:
             assert values(browser.get("/metrics").text)["readergroup_outbox_waiting_events", ()] == 1
 
 
+def test_whatever_the_database_of_an_outbox_raises_hides_nothing_else(store_url: str, tmp_path: Any) -> None:
+    import sqlite3
+
+    connect = partial(sqlite3.connect, tmp_path / "app.db")
+    with filled(store_url) as client:
+        outbox = rg.Outbox(client, lambda: connect() if connected else {}["password"])  # type: ignore[call-overload]
+        connected = True
+        outbox.create_table()
+        connected = False
+        with viewed(client, outbox=outbox) as browser:
+            found = values(browser.get("/metrics").text)
+            assert found["readergroup_store_up", ()] == 1
+            assert ("readergroup_outbox_waiting_events", ()) not in found
+            assert browser.get(f"/groups/{GROUP}/desired-readers").status_code == 200
+
+
 def test_the_desired_readers_follow_the_policy_in_the_address(store_url: str) -> None:
     with filled(store_url) as client, viewed(client) as browser:
         address = f"/groups/{GROUP}/desired-readers"
@@ -259,6 +276,7 @@ def test_beyond_its_limit_a_large_group_has_totals_only(store_url: str, monkeypa
         {"sample_interval_seconds": True},
         {"hosts": "localhost"},
         {"hosts": b"localhost"},
+        {"hosts": ["localhost", 5]},
         {"registry": object()},
         {"outbox": object()},
     ],

@@ -269,6 +269,37 @@ class Raising(SpanExporter):
     def shutdown(self) -> None: ...
 
 
+class Cancelled(SpanExporter):
+    """Its first span ends with what is no `Exception`."""
+
+    def __init__(self) -> None:
+        self.exported = 0
+
+    def export(self, spans: Any) -> SpanExportResult:
+        self.exported += 1
+        if self.exported == 1:
+            raise asyncio.CancelledError
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.mark.unexpected_errors
+def test_spans_are_exported_whatever_the_first_one_raises(client: rg.Client) -> None:
+    exporter = Cancelled()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    instrument(tracer_provider=provider)
+    try:
+        with client.writer(STREAM) as writer:
+            writer.write_many([b"%d" % number for number in range(20)])
+        handled: list[bytes] = []
+        ended(client).pool(lambda event: handled.append(event.data)).run()
+        until(lambda: exporter.exported >= len(handled) > 0)
+    finally:
+        uninstrument()
+
+
 class Hanging(Raising):
     def __init__(self) -> None:
         self.go_on = threading.Event()
