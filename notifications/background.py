@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from synchronizer import Clock, Deadline, ReaderGroupError, SegmentStore, StoreUnavailableError
 from synchronizer.arguments import check_duration
-from synchronizer.callables import check_callable, raise_interrupt
+from synchronizer.callables import check_callable
 from synchronizer.clock import growing_pause
 from synchronizer.loggers import get_logger
-from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.background import BackgroundThread, raise_interrupt, survive
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 

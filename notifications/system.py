@@ -13,9 +13,9 @@ from blinker import Signal
 
 from synchronizer import ClosedError, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
-from synchronizer.callables import check_callable, check_returned, is_async, raise_interrupt
+from synchronizer.callables import check_callable, check_returned, is_async
 from synchronizer.loggers import get_logger
-from synchronizer.threads.background import BackgroundThread
+from synchronizer.threads.background import BackgroundThread, raise_interrupt
 from synchronizer.threads.loading import loading
 
 from .mailbox import Mailbox, N

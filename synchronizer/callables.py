@@ -8,8 +8,6 @@ returns, because a decorator or a lambda hides the function that it calls.
 from __future__ import annotations
 
 import inspect
-import sys
-import threading
 from collections.abc import AsyncGenerator, Callable
 from functools import partial, wraps
 from typing import Any, Final, ParamSpec, TypeVar
@@ -111,20 +109,6 @@ def check_returned(returned: object, what: str, *, may_yield: bool = False, **fa
             found=type(returned).__name__,
             **facts,
         )
-
-
-def raise_interrupt(error: BaseException) -> None:
-    """Raise ``error`` again if it may be an interrupt of the main thread, or ends this greenlet; otherwise return.
-
-    What is no `Exception` would end a thread of the SDK for good, such as the `asyncio.CancelledError` of a task that a
-    listener runs, or a `SystemExit`, of which nobody would hear.
-    """
-    if isinstance(error, Exception):
-        return
-    greenlet = sys.modules.get("greenlet")
-    ends_greenlet = greenlet is not None and isinstance(error, greenlet.GreenletExit)
-    if ends_greenlet or threading.current_thread() is threading.main_thread():
-        raise error
 
 
 def checked(call: Callable[P, R], what: str) -> Callable[P, R]:

@@ -18,6 +18,9 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
         "synchronizer/stores/nats/client.py: client._transport",
         "synchronizer/stores/nats/client.py: subscription._id",
     }),
+    "multiprocessing has no public way to forget a child whose exit code others have taken": frozenset({
+        "readergroup/scaling/worker_process.py: multiprocessing.process._children",
+    }),
     "a worker asks for it with each event, where a property would cost a call": frozenset({
         "readergroup/scaling/worker.py: event._batch",
     }),

@@ -8,9 +8,8 @@ from collections import deque
 from typing import Final, Protocol
 
 from synchronizer import ReaderGroupError
-from synchronizer.callables import raise_interrupt
 from synchronizer.clock import SystemClock
-from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.background import BackgroundThread, raise_interrupt, survive
 from synchronizer.threads.flag import Flag
 
 #: How many ended spans wait for an exporter that hangs. Then the oldest are dropped.

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from ..callables import raise_interrupt
 from ..clock import Clock, growing_pause
 from ..errors import ClosedError, ReaderGroupError, StoreUnavailableError
-from ..threads.background import BackgroundThread, survive
+from ..threads.background import BackgroundThread, raise_interrupt, survive
 from ..threads.flag import Flag
 
 #: The pause after an error. A lease that is to be renewed three times per timeout allows for no long one.

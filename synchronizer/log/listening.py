@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic
 
-from ..callables import check_returned, raise_interrupt
+from ..callables import check_returned
 from ..clock import Deadline, growing_pause
 from ..errors import ClosedError, ReaderGroupError
 from ..loggers import get_logger
 from ..state import S
-from ..threads.background import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, BackgroundThread
+from ..threads.background import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, BackgroundThread, raise_interrupt
 from ..threads.flag import Flag
 from .entries import Revision
 from .follower import LogFollower

@@ -8,13 +8,13 @@ The kind of an error is its type and the line that raised it.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
-from ..callables import raise_interrupt
 from ..clock import Clock, SystemClock, growing_pause
 from ..errors import ClosedError, StoreUnavailableError
 from ..loggers import get_logger
@@ -71,6 +71,20 @@ def survive(error: BaseException, loop: str, *, log: bool = True) -> None:
                 *(loop, count, kind, error),
                 exc_info=error if count == 1 else None,
             )
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise ``error`` again if it may be an interrupt of the main thread, or ends this greenlet; otherwise return.
+
+    What is no `Exception` would end a thread of the SDK for good, such as the `asyncio.CancelledError` of a task that a
+    listener runs, or a `SystemExit`, of which nobody would hear.
+    """
+    if isinstance(error, Exception):
+        return
+    greenlet = sys.modules.get("greenlet")
+    ends_greenlet = greenlet is not None and isinstance(error, greenlet.GreenletExit)
+    if ends_greenlet or threading.current_thread() is threading.main_thread():
+        raise error
 
 
 def keep_running(

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
-from synchronizer.callables import check_callable, check_returned, raise_interrupt
+from synchronizer.callables import check_callable, check_returned
 from synchronizer.clock import Deadline
 from synchronizer.errors import ClosedError, DeadlineExceededError, LeaseLostError
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.loggers import get_logger
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
+from synchronizer.threads.background import raise_interrupt
 
 from ..collections.shared import SynchronizerOptions
 from .members import UPDATES, Members, empty_members

@@ -8,12 +8,13 @@ from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
-from synchronizer.callables import check_callable, check_returned, raise_interrupt
+from synchronizer.callables import check_callable, check_returned
 from synchronizer.errors import ClosedError, DeadlineExceededError
 from synchronizer.log.replica import AppliedUpdate
 from synchronizer.loggers import get_logger
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
+from synchronizer.threads.background import raise_interrupt
 
 from ..collections.shared import SynchronizerOptions
 from .members import UPDATES, Cause, Leave, Member, Members, empty_members
