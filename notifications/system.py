@@ -143,7 +143,7 @@ class Subscription(Generic[N]):
                 elif self._await(result):
                     self._returned()
             except BaseException as error:
-                raise_interrupt(error)
+                raise_interrupt(error, of_listener=True)
                 self._failed(error)
 
     def _await(self, awaitable: Awaitable[object]) -> bool:

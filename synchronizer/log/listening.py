@@ -107,7 +107,7 @@ class UpdateListening(Generic[S]):
         try:
             check_returned(self._listener(applied), "a listener")
         except BaseException as error:
-            raise_interrupt(error)
+            raise_interrupt(error, of_listener=True)
             _logger.error("a listener raised at revision %s: %r", applied.revision, self._listener, exc_info=error)
 
     def _grew(self, length: int) -> bool:

@@ -73,13 +73,13 @@ def survive(error: BaseException, loop: str, *, log: bool = True) -> None:
             )
 
 
-def raise_interrupt(error: BaseException) -> None:
+def raise_interrupt(error: BaseException, *, of_listener: bool = False) -> None:
     """Raise ``error`` again if it may be an interrupt of the main thread, or ends this greenlet; otherwise return.
 
     What is no `Exception` would end a thread of the SDK for good, such as the `asyncio.CancelledError` of a task that a
-    listener runs, or a `SystemExit`, of which nobody would hear.
+    listener runs, or a `SystemExit`, of which nobody would hear. A listener's `SystemExit` ends no other thread either.
     """
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) or (of_listener and isinstance(error, SystemExit)):
         return
     greenlet = sys.modules.get("greenlet")
     ends_greenlet = greenlet is not None and isinstance(error, greenlet.GreenletExit)

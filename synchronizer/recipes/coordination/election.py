@@ -317,5 +317,5 @@ def _call(listener: Callable[..., object], *arguments: int) -> None:
     try:
         check_returned(listener(*arguments), "a listener")
     except BaseException as error:
-        raise_interrupt(error)
+        raise_interrupt(error, of_listener=True)
         _logger.error("a listener raised: %r", listener, exc_info=error)

@@ -156,7 +156,7 @@ class Membership:
                 try:
                     check_returned(listener(member_id), "a listener")
                 except BaseException as error:
-                    raise_interrupt(error)
+                    raise_interrupt(error, of_listener=True)
                     _logger.error("a listener raised: %r", listener, exc_info=error)
 
     # ------------------------------------------------------------------ the end
