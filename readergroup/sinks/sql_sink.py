@@ -386,8 +386,9 @@ class SinkTransaction:
             await self._sink.database.give_back(connection, failed=failed)
 
     def _leave(self) -> None:
-        if self._key is not None:
-            self._sink.leave(self._key)
+        key, self._key = self._key, None
+        if key is not None:
+            self._sink.leave(key)
 
     def _count(self) -> None:
         counters = self._sink.counters.get(self._place.group)

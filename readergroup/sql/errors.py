@@ -41,11 +41,11 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error, and below it the one that it stands for, down to that of the driver."""
     seen: set[int] = set()
     found: BaseException | None = error
-    original: object = None
     while found is not None and id(found) not in seen:
         seen.add(id(found))
         yield found
         # SQLAlchemy keeps the driver's error in `orig`, Django as the cause. Others may have anything in `orig`.
+        original: object = None
         with suppress(Exception):
             original = getattr(found, "orig", None)
         found = original if isinstance(original, BaseException) else found.__cause__

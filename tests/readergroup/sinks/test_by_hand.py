@@ -22,6 +22,7 @@ from readergroup import aio
 from readergroup.sinks import SqlSink
 from readergroup.sinks.place import Place
 from readergroup.sql.connections import DbApiConnection
+from readergroup.sql.errors import is_passing, with_causes
 from readergroup.sql.scripts import Control
 from readergroup.testing import make_event
 from tests.readergroup.sinks.conftest import STREAM, write
@@ -135,6 +136,7 @@ def test_a_transaction_may_be_left_in_another_thread(database: ApplicationDataba
         assert leaving.ended() is True
         with pytest.raises(rg.InvalidArgumentError, match="not entered, or was left"):
             transaction.__exit__(None, None, None)
+        transaction.__exit__(ValueError, ValueError(), None)
     database.check({"k0": 1})
 
 
@@ -615,3 +617,19 @@ def test_an_asynchronous_loop_stores_each_event_once(async_database: Application
             await given.close()
 
     asyncio.run(main())
+
+
+def test_whatever_an_error_has_as_orig_it_is_the_errors_own() -> None:
+    class Order(Exception):
+        orig = "NYC"
+
+    class Odd(Exception):
+        @property
+        def orig(self) -> object:
+            raise ValueError
+
+    cause = ConnectionError()
+    for error in (Order(), Odd()):
+        assert list(with_causes(error)) == [error] and not is_passing(error)
+        error.__cause__ = cause
+        assert list(with_causes(error)) == [error, cause] and is_passing(error)
