@@ -25,9 +25,8 @@ class State(BaseModel):
     """A value that is the same in every process. Subclasses add fields.
 
     It is frozen: ``apply_to`` makes a new one with ``replace``. For collections use ``tuple``, ``frozenset`` and `Map`;
-    a class with a list, dict or set raises `TypeError`. Let ``apply_to`` put numbers of the declared type into them: a
-    process that reads the state from a snapshot has the declared type, so for an int in a ``Map[str, float]`` an equal
-    float.
+    a class with a list, dict or set raises `TypeError`. Put numbers of the declared type into them: where a
+    process reads the state from a snapshot, an int in a ``Map[str, float]`` is an equal float.
 
     Give the class a higher format number, as in ``class Counter(State, format=2)``, when its stored fields change their
     meaning: a release that knows only lower numbers neither reads nor compacts the state. A field whose value may be

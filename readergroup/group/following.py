@@ -260,7 +260,9 @@ class GroupFollower(Generic[T]):
                 raise  # the reader waits for the store, and calls again
             raise HandlerError(
                 "a callback of the reader failed; it is called again in the next read",
-                **{"reader": self._member.reader_id, "callback": what, "error": repr(error)},
+                reader=self._member.reader_id,
+                callback=what,
+                error=repr(error),
             ) from error
 
     def _claim(self, segment: SegmentId, incarnation: str, found: SegmentState) -> Claimed | None:

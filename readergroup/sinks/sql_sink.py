@@ -90,7 +90,7 @@ class SqlSink:
         self._lock = threading.Lock()
         #: Events that were jumped over, by segment: the token under which that was, and their offsets.
         self._jumps: dict[Place, tuple[int, deque[range]]] = {}
-        #: The transactions that are entered and not left, by who has entered them.
+        #: The open transactions, by the thread or task that has entered each, and by its segment.
         self._open: WeakValueDictionary[tuple[int, Place], SinkTransaction] = WeakValueDictionary()
         #: Those of the clients whose readers use this sink, by group.
         self.counters: dict[str, GroupCounters] = {}

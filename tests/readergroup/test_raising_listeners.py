@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 import readergroup as rg
-from tests.notifications.counting import Add, Counter, CountNotifier
+from notifications import Change
+from tests.notifications.counting import Add, Counted, Counter, CountNotifier
 from tests.waiting import until
 
 
@@ -61,12 +62,12 @@ def test_of_notifications(client: rg.Client, error: Callable[[], BaseException],
             raise raised[0]
 
     class Raising(CountNotifier):
-        def detect(self, before, after, change):  # type: ignore[no-untyped-def]
+        def detect(self, before: Counter | None, after: Counter, change: Change) -> Iterable[Counted]:
             if where == "detect":
                 may_raise(after.value)
             return super().detect(before, after, change)
 
-    def listener(notification) -> None:  # type: ignore[no-untyped-def]
+    def listener(notification: Counted) -> None:
         if where != "detect":
             may_raise(notification.value)
         heard.append(notification.value)
@@ -76,9 +77,8 @@ def test_of_notifications(client: rg.Client, error: Callable[[], BaseException],
         notifier.register_listener(listener, **({"durable": "audit"} if where == "durable" else {}))
         for value in range(1, 5):
             visits.update_state_unconditionally(Add())
-            if (
-                value == 2 and where != "listener"
-            ):  # otherwise a change that `detect` failed on is told with the next one
+            # Else the change that `detect` failed on may be told together with the next one.
+            if value == 2 and where != "listener":
                 until(lambda: 2 in heard)
         until(lambda: 4 in heard)
         assert raised and (2 in heard) == (where != "listener")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -163,12 +162,17 @@ def test_the_outbox_is_in_the_metrics(store_url: str, tmp_path: Any) -> None:
 def test_whatever_the_database_of_an_outbox_raises_hides_nothing_else(store_url: str, tmp_path: Any) -> None:
     import sqlite3
 
-    connect = partial(sqlite3.connect, tmp_path / "app.db")
+    has_password = True
+
+    def connect() -> sqlite3.Connection:
+        if not has_password:
+            raise KeyError("password")
+        return sqlite3.connect(tmp_path / "app.db")
+
     with filled(store_url) as client:
-        outbox = rg.Outbox(client, lambda: connect() if connected else {}["password"])  # type: ignore[call-overload]
-        connected = True
+        outbox = rg.Outbox(client, connect)
         outbox.create_table()
-        connected = False
+        has_password = False
         with viewed(client, outbox=outbox) as browser:
             found = values(browser.get("/metrics").text)
             assert found["readergroup_store_up", ()] == 1
