@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
-from synchronizer.callables import check_callable, check_returned
+from synchronizer.callables import check_callable
 from synchronizer.clock import Deadline
 from synchronizer.errors import ClosedError, DeadlineExceededError, LeaseLostError
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.loggers import get_logger
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
-from synchronizer.threads.background import raise_interrupt
 
 from ..collections.shared import SynchronizerOptions
+from .listeners import call_listener
 from .members import UPDATES, Members, empty_members
 from .participant import ASK_SECONDS, Participant
 
@@ -297,10 +297,10 @@ class LeaderElection:
         ended = led if told is None else told
         if ended is not None and ended != token:
             for on_lost in self._on_lost:
-                _call(on_lost)
+                call_listener(_logger, on_lost)
         if token is not None and token != told:
             for on_elected in self._on_elected:
-                _call(on_elected, token)
+                call_listener(_logger, on_elected, token)
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the election or its store is closed."""
@@ -311,11 +311,3 @@ class LeaderElection:
 
 def _leader_of(state: Members) -> str | None:
     return None if state.first is None else state.first.member
-
-
-def _call(listener: Callable[..., object], *arguments: int) -> None:
-    try:
-        check_returned(listener(*arguments), "a listener")
-    except BaseException as error:
-        raise_interrupt(error, of_listener=True)
-        _logger.error("a listener raised: %r", listener, exc_info=error)

@@ -8,15 +8,15 @@ from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
-from synchronizer.callables import check_callable, check_returned
+from synchronizer.callables import check_callable
 from synchronizer.errors import ClosedError, DeadlineExceededError
 from synchronizer.log.replica import AppliedUpdate
 from synchronizer.loggers import get_logger
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
-from synchronizer.threads.background import raise_interrupt
 
 from ..collections.shared import SynchronizerOptions
+from .listeners import call_listener
 from .members import UPDATES, Cause, Leave, Member, Members, empty_members
 from .participant import ASK_SECONDS, Participant
 
@@ -153,11 +153,7 @@ class Membership:
     def _tell(self, what: str, member_id: str) -> None:
         for told_of, listener in self._listeners:
             if told_of == what:
-                try:
-                    check_returned(listener(member_id), "a listener")
-                except BaseException as error:
-                    raise_interrupt(error, of_listener=True)
-                    _logger.error("a listener raised: %r", listener, exc_info=error)
+                call_listener(_logger, listener, member_id)
 
     # ------------------------------------------------------------------ the end
 
