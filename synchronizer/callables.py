@@ -18,10 +18,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes, list, tuple, dict))
-_ASYNC_ADVICE: Final = (
-    "nothing would await it; pass a plain function that runs it with asyncio.run, or passes it to your loop "
-    "with asyncio.run_coroutine_threadsafe(...).result()"
+_RUNS_IT: Final = (
+    "runs it with asyncio.run, or passes it to your loop with asyncio.run_coroutine_threadsafe(...).result()"
 )
+_ASYNC_ADVICE: Final = f"nothing would await it; pass a plain function that {_RUNS_IT}"
 
 
 class NotHandledError(BaseException):
@@ -101,7 +101,10 @@ def check_returned(returned: object, what: str, *, may_yield: bool = False, **fa
         if inspect.iscoroutine(returned):
             returned.close()  # else Python warns that it was never awaited
         raise InvalidArgumentError(
-            f"{what} returned an awaitable: {_ASYNC_ADVICE}", found=type(returned).__name__, **facts
+            f"{what} returned an awaitable, which nothing would await: an async function awaits it itself, a plain one "
+            f"{_RUNS_IT}",
+            found=type(returned).__name__,
+            **facts,
         )
     if isinstance(returned, AsyncGenerator) or (not may_yield and inspect.isgenerator(returned)):
         raise InvalidArgumentError(

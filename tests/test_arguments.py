@@ -507,10 +507,12 @@ def test_what_is_left_out_exists() -> None:
     assert set().union(*NOT_TYPED.values()) <= found
 
 
-@pytest.mark.parametrize("bad", [*BAD, None, math.inf, 2**70, 1.5])
+@pytest.mark.parametrize("bad", [*BAD, None, math.inf, 1.5])
 def test_a_count_is_a_whole_number(bad: object) -> None:
     with pytest.raises(InvalidArgumentError, match="readers must be an integer >= 1"):
         check_count(bad, "readers")
+    with pytest.raises(InvalidArgumentError, match=f"readers must be an integer from 1 to {2**63 - 1}"):
+        check_count(2**63, "readers")
     check_count(1, "readers")
     check_count(None, "readers", or_none=True)
 

@@ -16,7 +16,7 @@ import typer
 from synchronizer.extras import install_hint
 
 from .screen import count, out, warn
-from .session import Failed, WrongUsage
+from .session import Failed, WrongUsage, ended_by_signal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +63,7 @@ def demo(
     if autoscale and (spark or path is not None):
         raise WrongUsage("--autoscale generates its events; use it without --spark and PATH")
     files = None if autoscale else _corpus(path)
-    with _folder(output) as folder, _warnings_on(console):
+    with ended_by_signal(_interrupt), _folder(output) as folder, _warnings_on(console):
         if files is None:
             picture, differences = _on_load(folder, console)
         elif spark:
@@ -77,6 +77,10 @@ def demo(
             _keep_only(picture)
     if differences:
         raise Failed(f"{count(differences, 'difference')}; all files are kept in {folder}")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def _corpus(path: Path | None) -> Corpus:

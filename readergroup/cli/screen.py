@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # each function loads what it prints with
 
 #: Without a terminal, lines are not wrapped.
 _PIPE_WIDTH: Final = 1000
+#: Of a terminal that does not tell its width.
+_DEFAULT_WIDTH: Final = 80
 
 
 def out() -> Console:
@@ -30,8 +32,12 @@ def out() -> Console:
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
-    terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=None if terminal else _PIPE_WIDTH)
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PIPE_WIDTH
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
+    if not console.width:  # COLUMNS is 0
+        console.width = _DEFAULT_WIDTH
+    return console
 
 
 def say(what: str | Table) -> None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from synchronizer import InvalidArgumentError, StoreUnavailableError
 from synchronizer.arguments import check_type
 
-from ..errors import ReaderNotInGroupError
+from ..errors import CorruptDataError, ReaderNotInGroupError
 from ..group.assigned_segments import Claimed
 from ..sql.drivers import Dialect
 from ..sql.scripts import Script, Statement
@@ -281,6 +281,14 @@ class Tables:
         if not found.rows:
             return None
         position, token, has_finished, *transaction = found.rows[0]
+        if not isinstance(position, int) or not isinstance(token, int):
+            raise CorruptDataError(
+                "a row of the sink's table holds no number where one was written; correct it, or call sink.reset",
+                table=self.table,
+                **place.key,
+                next_offset=position,
+                fencing_token=token,
+            )
         return Row(position, token, transaction[0] if transaction else None, bool(has_finished))
 
     def _insert(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol, runtime_checkable
 
 from synchronizer import InvalidArgumentError, UnsupportedError
-from synchronizer.arguments import check_type
+from synchronizer.arguments import check_type, type_name
 from synchronizer.extras import install_hint
 
 from .snapshot import Latency, Telemetry
@@ -67,8 +67,8 @@ class PrometheusCollector(Collector):
     """
 
     def __init__(self, client: Client, *, prefix: str = "readergroup") -> None:
-        if not isinstance(client, Client):
-            raise InvalidArgumentError("client must be a client of readergroup", client=type(client).__name__)
+        if isinstance(client, type) or not isinstance(client, Client):
+            raise InvalidArgumentError("client must be a client of readergroup", client=type_name(client))
         check_type(prefix, str, "prefix")
         if not _PREFIX.fullmatch(prefix):
             raise InvalidArgumentError("prefix must be letters, digits and '_', and begin with a letter", prefix=prefix)

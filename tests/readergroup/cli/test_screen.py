@@ -46,6 +46,12 @@ def test_a_row_in_a_pipe_is_one_line_however_long_its_cells_are(capsys: pytest.C
     assert capsys.readouterr().out.splitlines()[2] == f"a b   {'x' * 5_000}"
 
 
+def test_a_terminal_of_no_width_gets_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert screen.out().width == 80
+
+
 def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     screen.say(":smile: [bold]")
     screen.say(tables.Table(":key:", rows=[(":smile: [bold]",)]))

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import readergroup as rg
 from notifications import Change
 from readergroup.cli import demo as command
+from readergroup.cli.exit_codes import INTERRUPTED
 from readergroup.demo.checking import FileTruth, Verdict, check
 from readergroup.demo.corpus import MAX_LINE_BYTES, Corpus, LineSerializer, of_path, standard_library
 from readergroup.demo.counting import BatchRecord, RecordedLines, encode, number_of_words, read_records, record_file
@@ -457,6 +458,21 @@ def test_input_without_a_line_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["demo", str(tmp_path)])
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert "there are no lines to read" in result.stderr
+
+
+def test_a_demo_that_is_terminated_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_lines(tmp_path / "input")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process = start_demo(tmp_path / "input")
+    lines = lines_of(process)
+    while not list(temporary.glob("readergroup-demo-*/demo.db")):
+        next(lines)
+    process.terminate()
+    rest = "".join(lines)
+    assert process.returncode == INTERRUPTED, rest
+    assert not list(temporary.iterdir())
 
 
 def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path) -> None:

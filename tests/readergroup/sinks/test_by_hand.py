@@ -404,6 +404,28 @@ def test_a_database_that_went_back_in_time_stops_the_pool(database: ApplicationD
     database.check({f"k{key}": 20 for key in range(5)})
 
 
+@both
+def test_a_row_without_a_number_stops_the_pool(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 20, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+
+    sink.reset(group, "head")
+    if not database.is_sqlite:
+        database.execute("ALTER TABLE readergroup_progress ALTER COLUMN next_offset DROP NOT NULL")
+        database.execute("UPDATE readergroup_progress SET next_offset = NULL")
+    else:
+        database.execute("UPDATE readergroup_progress SET next_offset = 'many'")
+    with pytest.raises(rg.CorruptDataError, match="holds no number.*segment='shop/orders/0'"):
+        group.pool(handle, sink=sink).run()
+    sink.reset(group, "head")
+    group.pool(handle, sink=sink).run()
+    database.check({f"k{key}": 20 for key in range(5)})
+
+
 # ---------------------------------------------------------------------- bad input
 
 

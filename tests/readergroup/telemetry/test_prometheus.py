@@ -91,6 +91,8 @@ def test_a_client_of_asyncio() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(rg.InvalidArgumentError, match="client"):
         PrometheusCollector("memory://")  # type: ignore[arg-type]
+    with pytest.raises(rg.InvalidArgumentError, match="client='the class Client'"):
+        PrometheusCollector(rg.Client)  # type: ignore[arg-type]
     with rg.connect("memory://") as client:
         for prefix in (5, "", "a b", "1a", None, True):
             with pytest.raises(rg.InvalidArgumentError, match="prefix"):
