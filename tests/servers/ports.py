@@ -11,10 +11,11 @@ _HOST = "127.0.0.1"
 _RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: Not seeded by a test: two processes must not draw the same ports.
 _CHANCE = random.SystemRandom()
+_given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody had a moment ago.
+    """A port of the loopback interface that nobody had a moment ago, another one at each call.
 
     It is one that no connection is given as its own, where there are such ports: else one may take it before the server
     has started or while it starts again, even that of a client of the server, which then is connected to itself.
@@ -22,7 +23,10 @@ def free_port() -> int:
     for _ in range(100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind((_HOST, _CHANCE.choice(_servers_own())))
-            return int(probe.getsockname()[1])
+            port = int(probe.getsockname()[1])
+            if port not in _given:
+                _given.add(port)
+                return port
     raise OSError("there is no free port")
 
 
