@@ -347,8 +347,8 @@ class SinkTransaction:
         try:
             self._connection = connection = await self._sink.database.lend()
             await run(connection, self._beginning(connection.dialect))
-        except BaseException:
-            await self.rollback()
+        except BaseException as error:
+            await self._undo(failed=is_passing(error))
             raise
         return connection.native
 
@@ -360,8 +360,8 @@ class SinkTransaction:
             if connection.was_closed:
                 raise ended_by_block()
             await run(connection, self._finishing(connection.dialect))
-        except BaseException:
-            await self.rollback()
+        except BaseException as error:
+            await self._undo(failed=is_passing(error))
             raise
         self._connection = None
         self._leave()
@@ -370,20 +370,24 @@ class SinkTransaction:
 
     async def rollback(self) -> None:
         """End the transaction without an effect. Raises no error of the database."""
+        await self._undo(failed=False)
+
+    async def _undo(self, *, failed: bool) -> None:
+        """Do `rollback`. With ``failed`` the connection may be lost, which not every driver tells of it."""
         connection, self._connection = self._connection, None
         self._leave()
         if connection is None:
             return
-        failed, was_closed = True, False
+        was_closed, is_lost = False, True
         try:
             with suppress(Exception):
                 was_closed = connection.was_closed
                 self.lost = connection.broken
                 await settled(connection.rollback())
-                failed = connection.broken
+                is_lost = connection.broken
         finally:
-            self.lost = (self.lost or failed) and not was_closed
-            await self._sink.database.give_back(connection, failed=failed)
+            self.lost = (self.lost or is_lost) and not was_closed
+            await self._sink.database.give_back(connection, failed=failed or is_lost)
 
     def _leave(self) -> None:
         key, self._key = self._key, None

@@ -157,7 +157,8 @@ class DbApiConnection(SqlConnection):
 
     @property
     def broken(self) -> bool:
-        return bool(getattr(self.native, "closed", False) or getattr(self.native, "broken", False))
+        native = self.native
+        return self.was_closed or bool(getattr(native, "closed", False) or getattr(native, "broken", False))
 
 
 class SqlAlchemyConnection(SqlConnection):

@@ -84,8 +84,9 @@ def translated(sql: str, parameters: Mapping[str, object], style: str) -> tuple[
 
 def has_transaction(native: Any) -> bool:
     """Return whether a driver's connection is in a transaction, as far as it says."""
-    if hasattr(native, "in_transaction"):
-        return bool(native.in_transaction)
+    for name in ("in_transaction", "_in_transaction"):  # the second is pg8000's
+        if hasattr(native, name):
+            return bool(getattr(native, name))
     return int(getattr(getattr(native, "info", None), "transaction_status", 0)) != 0  # of libpq: 0 is idle
 
 
@@ -106,6 +107,8 @@ def was_closed(native: Any) -> bool:
         except Exception:
             return True
         return False
+    if driver == "pg8000":
+        return getattr(native, "_usock", native) is None
     closed = getattr(native, "closed", False)
     return closed == 1 if driver == "psycopg2" else bool(closed) and not getattr(native, "broken", False)
 

@@ -52,7 +52,14 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _sqlstate(error: BaseException) -> str | None:
+    given = error.args[0] if error.args else None
+    if _driver(error) == "pg8000" and isinstance(given, dict):  # the fields of the server's answer
+        return given.get("C")
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
+def _driver(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def _is_passing(error: BaseException) -> bool:
@@ -60,7 +67,7 @@ def _is_passing(error: BaseException) -> bool:
         return True
     if getattr(error, "connection_invalidated", False):
         return True
-    driver = type(error).__module__.partition(".")[0]
+    driver = _driver(error)
     if (code := getattr(error, "sqlite_errorcode", None)) is not None:
         return code & 0xFF in _PASSING_CODES
     if (state := _sqlstate(error)) is not None:

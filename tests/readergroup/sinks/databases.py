@@ -6,8 +6,10 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -19,6 +21,8 @@ PLAIN: Final = (
     "psycopg-function",
     "psycopg-pool",
     "psycopg-connection",
+    "psycopg2",
+    "pg8000",
     "sqlalchemy-psycopg",
 )
 ASYNCHRONOUS: Final = (
@@ -50,6 +54,14 @@ class ApplicationDatabase:
             return sqlite3.connect(self.path, timeout=30, **options)
         return psycopg.connect(self.url, **options)
 
+    def _connect_pg8000(self) -> Any:
+        import pg8000
+
+        server = urlsplit(self.url)
+        return pg8000.connect(
+            server.username or "", host=server.hostname, port=server.port, database=server.path.lstrip("/")
+        )
+
     def given(self) -> Any:
         """What the application gives to a sink."""
         match self.kind:
@@ -58,6 +70,12 @@ class ApplicationDatabase:
             case "psycopg-connection":
                 self._opened.append(connection := self.connect())
                 return connection
+            case "psycopg2":
+                import psycopg2
+
+                return partial(psycopg2.connect, self.url)
+            case "pg8000":
+                return self._connect_pg8000
             case "psycopg-pool":
                 from psycopg_pool import ConnectionPool
 
@@ -96,7 +114,7 @@ class ApplicationDatabase:
             statement = sqlalchemy.text(_INSERT.format(":key, :number, :pointer"))
             connection.execute(statement, dict(zip(("key", "number", "pointer"), values, strict=True)))
         else:
-            connection.execute(_INSERT.format("?, ?, ?" if self.is_sqlite else "%s, %s, %s"), values)
+            connection.cursor().execute(_INSERT.format("?, ?, ?" if self.is_sqlite else "%s, %s, %s"), values)
 
     async def store_async(self, connection: Any, event: rg.Event[bytes]) -> None:
         if self.kind.startswith("sqlalchemy"):
@@ -112,6 +130,13 @@ class ApplicationDatabase:
             rows = cursor.fetchall() if cursor.description else []
             connection.commit()
             return [tuple(row) for row in rows]
+
+    def end_connections(self) -> None:
+        """Let PostgreSQL end all other connections to this database."""
+        self.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
 
     def progress(self) -> Sequence[Any]:
         return self.execute(

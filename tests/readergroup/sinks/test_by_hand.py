@@ -30,6 +30,7 @@ from tests.readergroup.sinks.databases import ApplicationDatabase
 from tests.waiting import CallInThread, until
 
 only_one = pytest.mark.parametrize("database", ["sqlite3"], indirect=True)
+DRIVERS_OF_POSTGRESQL = ["psycopg-function", "psycopg2", "pg8000"]
 both = pytest.mark.parametrize("database", ["sqlite3", "psycopg-function"], indirect=True)
 
 
@@ -402,6 +403,64 @@ def test_a_database_that_went_back_in_time_stops_the_pool(database: ApplicationD
     client.streams.seal(STREAM)
     group.pool(handle, sink=sink).run()
     database.check({f"k{key}": 20 for key in range(5)})
+
+
+@pytest.mark.parametrize("database", DRIVERS_OF_POSTGRESQL, indirect=True)
+def test_a_connection_that_was_lost_between_two_transactions_is_replaced(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    expected = write(client, 2, keys=1)
+    sink = SqlSink(database.given())
+    with client.groups.create("billing", streams=[STREAM]).reader(sink=sink) as reader:
+        for event in reader:
+            database.end_connections()
+            failures = 0
+            while True:
+                try:
+                    with sink.transaction(event) as connection:
+                        database.store(connection, event)
+                    break
+                except Exception:
+                    failures += 1
+                    assert failures < 3
+    database.check(expected)
+
+
+@pytest.mark.parametrize("database", DRIVERS_OF_POSTGRESQL, indirect=True)
+def test_a_connection_that_is_lost_in_a_handler_counts_as_no_attempt(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    expected = write(client, 2)
+    lost: set[bytes] = set()
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        if event.raw not in lost:
+            lost.add(event.raw)
+            database.end_connections()
+            database.store(connection, event)
+
+    group = client.groups.create("billing", streams=[STREAM])
+    group.pool(handle, sink=SqlSink(database.given()), retry=rg.RetryPolicy(attempts=1)).run()
+    database.check(expected)
+
+
+@pytest.mark.parametrize("database", DRIVERS_OF_POSTGRESQL, indirect=True)
+def test_a_serialization_that_failed_in_a_handler_counts_as_no_attempt(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    expected = write(client, 2)
+    failed: set[bytes] = set()
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        if event.raw not in failed:
+            failed.add(event.raw)
+            connection.cursor().execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+
+    group = client.groups.create("billing", streams=[STREAM])
+    group.pool(handle, sink=SqlSink(database.given()), retry=rg.RetryPolicy(attempts=1)).run()
+    database.check(expected)
 
 
 @both

@@ -325,7 +325,7 @@ def test_a_handler_that_swallows_an_error_of_the_database_has_failed(
 
                     connection.execute(sqlalchemy.text("SELECT * FROM nothing"))
                 else:
-                    connection.execute("SELECT * FROM nothing")
+                    connection.cursor().execute("SELECT * FROM nothing")
             except Exception:
                 pass
 
