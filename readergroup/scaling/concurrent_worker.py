@@ -131,7 +131,7 @@ class ConcurrentWorker(Worker[T]):
         handle: Callable[[Any], Any] = self._handle_what
         if is_async(handle):
             loop = loop_of(task.handler)
-            return LoopExecutor(self, handle, task.concurrency, task.handler_timeout_seconds, name, loop)
+            return LoopExecutor(self, handle, task.concurrency, self._timeout_seconds, name, loop)
         return ThreadExecutor(self, handle, task.concurrency, name, self._logger)
 
     def _run_on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -19,10 +19,11 @@ from synchronizer.loggers import get_logger
 
 from ..errors import EventStoredError
 from ..sinks.sql_sink import SinkTransaction, SqlSink
-from ..sql.errors import is_conflict, is_passing
+from ..sql.errors import is_conflict, is_passing, was_idle
 from ..sql.scripts import now
 from ..streams.event import Event, EventBatch
 from ..telemetry.logs import fields_of
+from .awaiting import attempt
 from .handlers import WorkerStoppedError, pause_of_sink
 
 _logger = get_logger(__name__)
@@ -42,6 +43,7 @@ class _Calls:
         go_on: Callable[[], object],
         *,
         shared: bool,
+        timeout_seconds: float | None = None,
     ) -> None:
         self._handle = handle
         self._sink = sink
@@ -49,6 +51,7 @@ class _Calls:
         self._stopping = stopping
         self._go_on = go_on
         self._shared = shared
+        self._timeout_seconds = timeout_seconds
 
     def _transaction(self, what: What) -> SinkTransaction:
         return SinkTransaction(self._sink, what, shared=self._shared, takes_rest=True)
@@ -76,13 +79,24 @@ def _judge_entry(error: Exception) -> BaseException:
 
 
 def _judge_handler(transaction: SinkTransaction, error: Exception) -> BaseException:
+    if was_idle(error):
+        return _too_slow()
     return _TryAgainError(error) if transaction.lost or is_conflict(error) else error
 
 
 def _judge_commit(error: Exception) -> BaseException:
+    if was_idle(error):
+        return _too_slow()
     if is_passing(error):
         return _TryAgainError(error)
     return NotHandledError(error) if isinstance(error, ReaderGroupError) else error
+
+
+def _too_slow() -> TimeoutError:
+    return TimeoutError(
+        "the handler ran longer than idle_timeout_seconds of the sink without a statement, and the database ended its "
+        "transaction; make the handler faster, or the timeout longer"
+    )
 
 
 def _check(returned: object) -> None:
@@ -155,7 +169,8 @@ class AsyncSinkHandler(_Calls):
         except Exception as error:
             raise _judge_entry(error) from error
         try:
-            _check(await self._handle(transaction.what, connection))
+            # The timeout is the handler's: a transaction whose commit it interrupted would be stored or not.
+            _check(await attempt(lambda what: self._handle(what, connection), transaction.what, self._timeout_seconds))
         except BaseException as error:
             await transaction.rollback()
             if isinstance(error, Exception) and (judged := _judge_handler(transaction, error)) is not error:

@@ -114,7 +114,7 @@ class Worker(Generic[T]):
                 from . import awaiting
             self._handle_what = awaiting.contained(self._handle_what)
             if task.concurrency == 1:
-                self._handle_what = self._awaiting = awaiting.Awaiting(self._handle_what, task.handler_timeout_seconds)
+                self._handle_what = self._awaiting = awaiting.Awaiting(self._handle_what, self._timeout_seconds)
         self._handler = None if task.handle is None else self._handle_what
         self._batch_handler = None if task.handle_batch is None else self._handle_what
         self._sink: SinkCalls | None = None if task.sink is None else self._new_sink_calls(task.sink)
@@ -155,7 +155,20 @@ class Worker(Generic[T]):
         with loading():
             from .sink_handler import AsyncSinkHandler, SinkHandler
         kind = AsyncSinkHandler if sink.is_async else SinkHandler
-        return kind(handle, sink, self._clock, self._stopping, self._go_on, shared=self._task.is_out_of_order)
+        return kind(
+            handle,
+            sink,
+            self._clock,
+            self._stopping,
+            self._go_on,
+            shared=self._task.is_out_of_order,
+            timeout_seconds=self._task.handler_timeout_seconds,
+        )
+
+    @property
+    def _timeout_seconds(self) -> float | None:
+        """How long a call may take. With a sink, the sink's handler keeps to the timeout."""
+        return None if self._task.sink is not None else self._task.handler_timeout_seconds
 
     def _new_sink_calls(self, sink: SqlSink) -> SinkCalls:
         with loading():

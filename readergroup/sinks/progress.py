@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from synchronizer import InvalidArgumentError, StoreUnavailableError
 from synchronizer.arguments import check_type
 
-from ..errors import CorruptDataError, ReaderNotInGroupError
+from ..errors import CorruptDataError, ReaderNotInGroupError, SinkBehindError
 from ..group.assigned_segments import Claimed
 from ..sql.drivers import Dialect
 from ..sql.scripts import Script, Statement
@@ -46,6 +46,20 @@ class Row(NamedTuple):
     finished: frozenset[int] = frozenset()
     #: Whether this transaction has added the row.
     is_new: bool = False
+
+
+class Acknowledged(NamedTuple):
+    """What the database has acknowledged of a segment to its owner."""
+
+    token: int
+    #: It has all events before this offset.
+    position: int
+    #: The offsets of those that it has beyond.
+    beyond: set[int]
+
+    def count(self, places: range) -> int:
+        """Return how many of those beyond are at these offsets."""
+        return sum(offset in places for offset in self.beyond)
 
 
 @dataclass(frozen=True)
@@ -204,21 +218,31 @@ class Tables:
         return done.changed == 1
 
     def settle(
-        self, dialect: Dialect, places: Iterable[tuple[Place, int, int]], idle_timeout_ms: int | None = None
+        self,
+        dialect: Dialect,
+        places: Iterable[tuple[Place, int, int]],
+        known: Mapping[Place, Acknowledged],
+        idle_timeout_ms: int | None = None,
     ) -> Script[list[Place]]:
-        """Move each place, with its token, to a position before which all is stored. Return those that moved."""
+        """Move each place, with its token, to a position before which all is stored. Return those that moved.
+
+        Raise `SinkBehindError` if the database has lost events that are ``known``.
+        """
         if dialect == "postgresql" and idle_timeout_ms is not None:
             yield _setting("idle_in_transaction_session_timeout", idle_timeout_ms)
         moved = []
         for place, token, position in sorted(places):
-            done = yield Statement(
-                f"UPDATE {self.progress} SET next_offset = :next_offset "
-                f"WHERE {_KEY} AND fencing_token = :token AND next_offset <= :next_offset",
-                {**place.key, "token": token, "next_offset": position},
-            )
-            if done.changed:
-                yield self._delete_finished(place, position)
-                moved.append(place)
+            where = f"WHERE {_KEY} AND fencing_token = :token AND next_offset <= :next_offset"
+            parameters = {**place.key, "token": token, "next_offset": position}
+            found = yield Statement(f"SELECT next_offset FROM {self.progress} {where}", parameters)
+            done = yield Statement(f"UPDATE {self.progress} SET next_offset = :next_offset {where}", parameters)
+            if not found.rows or not done.changed:
+                continue
+            (stored,) = found.rows[0]
+            finished = yield self._delete_finished(place, position)
+            if stored < known[place].position or finished.changed < known[place].count(range(stored, position)):
+                raise lost_commits(place, stored, position)
+            moved.append(place)
         return moved
 
     def block(self, group: str, streams: Sequence[str]) -> Script[None]:
@@ -358,6 +382,16 @@ def _check_token(place: Place, row: Row, token: int) -> None:
             fencing_token=token,
             newer_token=row.token,
         )
+
+
+def lost_commits(place: Place, stored: int | None, acknowledged: int) -> SinkBehindError:
+    return SinkBehindError(
+        "the database has lost what it had committed: it was restored from a backup, a standby without the last "
+        "commits took over, or rows of the sink's table were deleted; continue with sink.reset(group, to=...)",
+        **place.key,
+        stored=stored,
+        acknowledged=acknowledged,
+    )
 
 
 def ended_by_block() -> InvalidArgumentError:

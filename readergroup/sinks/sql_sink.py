@@ -26,7 +26,7 @@ from ..streams.config import stream_of
 from ..streams.event import Event, EventBatch
 from ..telemetry.counters import GroupCounters
 from .place import Place
-from .progress import Row, Tables, ended_by_block
+from .progress import Acknowledged, Row, Tables, ended_by_block, lost_commits
 
 DEFAULT_TABLE: Final = "readergroup_progress"
 #: How long a takeover waits for transactions of the former owner before it tries again.
@@ -88,6 +88,8 @@ class SqlSink:
         self._creates = create_table
         self._prepared_in: int | None = None
         self._lock = threading.Lock()
+        #: What the database has acknowledged of each segment, which it may lose later.
+        self._acknowledged: dict[Place, Acknowledged] = {}
         #: Events that were jumped over, by segment: the token under which that was, and their offsets.
         self._jumps: dict[Place, tuple[int, deque[range]]] = {}
         #: The open transactions, by the thread or task that has entered each, and by its segment.
@@ -190,11 +192,24 @@ class SqlSink:
         claim = self.tables.claim(
             dialect, place, token, offset, lock_timeout_ms=_LOCK_TIMEOUT_MS, idle_timeout_ms=self.idle_timeout_ms
         )
-        return (yield from in_transaction(claim))
+        claimed = yield from in_transaction(claim)
+        with self._lock:
+            self._acknowledged[place] = Acknowledged(token, claimed.position, set(claimed.beyond))
+        return claimed
 
     def settling(self, dialect: Dialect, places: Sequence[tuple[Place, int, int]]) -> Script[list[Place]]:
         """Move each place, with its token, to a position before which all is stored. Return those that moved."""
-        return in_transaction(self.tables.settle(dialect, places, self.idle_timeout_ms))
+        with self._lock:
+            known = {
+                place: found._replace(beyond={*found.beyond})
+                for place, token, _ in places
+                for found in [self._known(place, token)]
+            }
+        moved = yield from in_transaction(self.tables.settle(dialect, places, known, self.idle_timeout_ms))
+        for place, token, position in places:
+            if place in moved:
+                self.note_stored(place, token, position)
+        return moved
 
     def check_blocks(self) -> None:
         if self.is_async:
@@ -265,6 +280,30 @@ class SqlSink:
 
     def leave(self, key: tuple[int, Place]) -> None:
         self._open.pop(key, None)
+
+    def note_stored(self, place: Place, token: int, position: int) -> None:
+        """Remember that the database has all before this position."""
+        with self._lock:
+            beyond = self._known(place, token).beyond
+            if beyond:
+                beyond = {offset for offset in beyond if offset >= position}
+            self._acknowledged[place] = Acknowledged(token, position, beyond)
+
+    def note_finished(self, place: Place, token: int, offset: int) -> None:
+        """Remember that the database has the event at this offset, beyond the position."""
+        with self._lock:
+            known = self._acknowledged[place] = self._known(place, token)
+            known.beyond.add(offset)
+
+    def acknowledged(self, place: Place, token: int) -> int | None:
+        """Return the position that the database has acknowledged to this owner, if it has."""
+        with self._lock:
+            known = self._acknowledged.get(place)
+        return known.position if known is not None and known.token == token else None
+
+    def _known(self, place: Place, token: int) -> Acknowledged:
+        known = self._acknowledged.get(place)
+        return known if known is not None and known.token == token else Acknowledged(token, 0, set())
 
     def note_jump(self, place: Place, token: int, jumped: range) -> None:
         """Remember that no transaction was entered for the events at these offsets."""
@@ -365,6 +404,10 @@ class SinkTransaction:
             raise
         self._connection = None
         self._leave()
+        if self._shared:
+            self._sink.note_finished(self._place, self._token, self._start)
+        else:
+            self._sink.note_stored(self._place, self._token, self._end)
         self._count()
         await self._sink.database.give_back(connection)
 
@@ -402,6 +445,7 @@ class SinkTransaction:
     def _beginning(self, dialect: Dialect) -> Script[None]:
         sink, place = self._sink, self._place
         yield from sink.prepared(dialect)
+        acknowledged = sink.acknowledged(place, self._token)  # another thread may move it later
         yield Control.BEGIN
         row = yield from sink.tables.begin(
             dialect,
@@ -411,6 +455,8 @@ class SinkTransaction:
             shared=self._shared,
             idle_timeout_ms=sink.idle_timeout_ms,
         )
+        if acknowledged is not None and (row.is_new or row.position < acknowledged):
+            raise lost_commits(place, None if row.is_new else row.position, acknowledged)
         if self._end <= row.position:
             if not self._shared and sink.was_jumped(place, self._token, self._start):
                 raise InvalidArgumentError(

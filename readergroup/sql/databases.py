@@ -78,8 +78,13 @@ class Database:
         if not self.is_async:
             return
         loop = asyncio.get_running_loop()
-        if self._loop is None or self._loop.is_closed():
+        if self._loop is None:
             self._loop = loop
+        elif self._loop.is_closed():
+            raise InvalidArgumentError(
+                "the event loop that the connections belong to has ended; open the pool and the sink in the loop that "
+                "uses them, or pass an engine with poolclass=sqlalchemy.NullPool"
+            )
         elif self._loop is not loop:
             raise InvalidArgumentError(
                 "an asynchronous pool of connections serves one event loop, and each worker has its own; use one "
@@ -215,6 +220,11 @@ class _FactoryDatabase(Database):
         kept = self._take()
         if kept is None or kept.process_id != os.getpid() or kept.broken:
             kept = _OwnConnection(self.connect())
+            if kept.broken:
+                raise InvalidArgumentError(
+                    "the function returned a connection that is closed; it must open a new one at each call",
+                    found=type(kept.native).__name__,
+                )
         return kept
 
     async def give_back(self, connection: Connection, *, failed: bool = False) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-#: Errors of PostgreSQL after which the same transaction may succeed: lost connections, a server that ends or starts,
-#: transactions that wait for each other, and limits.
+#: Errors of PostgreSQL after which the same transaction may succeed: lost connections, a server that ends or starts, or
+#: is a standby until it takes over, transactions that wait for each other, and limits.
 _PASSING_STATES: Final = frozenset({
-    "25P03", "25P04", "40001", "40P01", "53000", "53100", "53200", "53300", "55P03", "57P01", "57P02", "57P03", "57P05",
+    "25006", "25P03", "25P04", "40001", "40P01", "53000", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P02",
+    "57P03", "57P05",
 })  # fmt: skip
 _PASSING_CLASSES: Final = ("08",)
 #: Errors of SQLite: busy, locked, full.
@@ -30,6 +31,11 @@ def is_passing(error: BaseException) -> bool:
 def is_conflict(error: BaseException) -> bool:
     """Return whether PostgreSQL ended the transaction because of another one: a deadlock or a failed serialization."""
     return sqlstate(error) in ("40001", "40P01")
+
+
+def was_idle(error: BaseException) -> bool:
+    """Return whether PostgreSQL ended the transaction because it got no statement for too long."""
+    return sqlstate(error) == "25P03"
 
 
 def sqlstate(error: BaseException) -> str | None:

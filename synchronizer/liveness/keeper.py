@@ -86,11 +86,13 @@ class Keeper:
         """Make the next step due now. Takes no lock: a signal handler may call it."""
         self._wake.set()
 
-    def join(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for the end of the thread. Return at once in the thread itself."""
+    def join(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for the end of the thread; return whether it ended, or is this one."""
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
-            thread.join(timeout)
+        if thread is None or thread is threading.current_thread() or not thread.is_alive():
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
 
     def step(self) -> float | None:
         """Do one round in the calling thread. Raise nothing but `ClosedError`."""
