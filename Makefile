@@ -15,7 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 INPUT ?=
 TESTS ?= tests
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 7 ? n + 2 : 8)))
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 4 ? n + 4 : 8)))
 STORES ?= all
 SEEDS ?= 2000
 SCHEDULES ?= 100
@@ -73,7 +73,7 @@ demo-spark: $(VENV)/.installed-spark java
 # A run starts some thousand processes. They keep what they compile, also where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Most tests wait rather than compute: two more at a time than there are cores. WORKERS=0 runs them one by one.
+# Most tests wait rather than compute: four more at a time than there are cores. WORKERS=0 runs them one by one.
 # Those of Spark share one session, in a process beside the others; what it printed comes at the end.
 test: $(VENV)/.installed-dev java
 	@mkdir -p build

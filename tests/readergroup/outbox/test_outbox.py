@@ -18,6 +18,7 @@ import pytest
 
 import readergroup as rg
 from readergroup import aio
+from readergroup.outbox import relay as outbox_relay
 from readergroup.outbox.table import DEFAULT_TABLE
 from readergroup.sql.connections import wrap
 from synchronizer.stores.forking import forks_wait
@@ -267,6 +268,28 @@ def test_one_relay_works_and_another_takes_over_when_it_closes(
         until(lambda: (active.events_moved, waiting.events_moved) == (1, 1), "the counts of both")
     assert data(client) == [b"1", b"2"]
     assert outbox.lag().relay is None
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+def test_a_relay_that_its_database_keeps_waiting_is_left_behind_when_it_closes(
+    client: rg.Client, place: str, outbox: rg.Outbox[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_relay, "_CLOSE_SECONDS", 0.1)
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with (
+        outbox.relay(lease_seconds=60) as first,
+        outbox.relay(lease_seconds=60) as second,
+        psycopg.connect(place, autocommit=True) as observer,
+        psycopg.connect(place) as holder,
+    ):
+        until(lambda: first.is_active or second.is_active, "a relay that works")
+        active, other = (first, second) if first.is_active else (second, first)
+        holder.execute(f"LOCK TABLE {DEFAULT_TABLE} IN ACCESS EXCLUSIVE MODE")
+        until(lambda: observer.execute(waiting).fetchall(), "the relay waits for the table")
+        active.close()
+        until(lambda: other.is_active, "the other relay works, long before the lease ends")
+        assert observer.execute(waiting).fetchall(), "the relay still waits"
+        holder.rollback()
 
 
 @each_kind

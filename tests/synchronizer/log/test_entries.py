@@ -19,6 +19,7 @@ from synchronizer.log.entries import EntryLog, Mark, decode_entries, encode_entr
 from synchronizer.state import StateCodec
 from synchronizer.stores.memory import MemoryStore
 from tests.golden import golden
+from tests.seeds import some_and_broad
 from tests.synchronizer.accounts import UPDATES, Account, Add, Note, Put, failing, opened
 
 
@@ -64,7 +65,7 @@ def test_entries_come_back_as_they_were_written() -> None:
     assert entries[-1].end == 70 + len(data)
 
 
-@pytest.mark.parametrize("flipped", [0x01, 0x80, 0xFF])
+@pytest.mark.parametrize("flipped", some_and_broad([0x80, 0x01, 0xFF]))
 def test_a_flipped_bit_anywhere_in_a_log_is_found(flipped: int) -> None:
     source = open_store("memory://")
     replica = opened(source)
