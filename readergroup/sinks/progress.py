@@ -57,9 +57,12 @@ class Acknowledged(NamedTuple):
     #: The offsets of those that it has beyond.
     beyond: set[int]
 
-    def count(self, places: range) -> int:
+    def copy(self) -> Acknowledged:
+        return self._replace(beyond={*self.beyond})
+
+    def count(self, offsets: range) -> int:
         """Return how many of those beyond are at these offsets."""
-        return sum(offset in places for offset in self.beyond)
+        return sum(each in offsets for each in self.beyond)
 
 
 @dataclass(frozen=True)

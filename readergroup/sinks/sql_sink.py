@@ -200,11 +200,7 @@ class SqlSink:
     def settling(self, dialect: Dialect, places: Sequence[tuple[Place, int, int]]) -> Script[list[Place]]:
         """Move each place, with its token, to a position before which all is stored. Return those that moved."""
         with self._lock:
-            known = {
-                place: found._replace(beyond={*found.beyond})
-                for place, token, _ in places
-                for found in [self._known(place, token)]
-            }
+            known = {place: self._known(place, token).copy() for place, token, _ in places}
         moved = yield from in_transaction(self.tables.settle(dialect, places, known, self.idle_timeout_ms))
         for place, token, position in places:
             if place in moved:
@@ -285,9 +281,7 @@ class SqlSink:
         """Remember that the database has all before this position."""
         with self._lock:
             beyond = self._known(place, token).beyond
-            if beyond:
-                beyond = {offset for offset in beyond if offset >= position}
-            self._acknowledged[place] = Acknowledged(token, position, beyond)
+            self._acknowledged[place] = Acknowledged(token, position, {each for each in beyond if each >= position})
 
     def note_finished(self, place: Place, token: int, offset: int) -> None:
         """Remember that the database has the event at this offset, beyond the position."""
