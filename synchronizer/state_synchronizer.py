@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from .arguments import check_class, check_count, check_duration, check_items, check_type
+from .arguments import check_class, check_count, check_duration, check_items, check_type, type_name
 from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
@@ -374,6 +374,8 @@ class StateSynchronizer(Generic[S]):
 
     def update_state_unconditionally(self, *updates: Update[S], timeout: float | None = None) -> S:
         """Apply these updates to the newest state, as one entry, in this order; return the state after them."""
+        if updates and not isinstance(updates[0], Update):
+            raise InvalidArgumentError("pass each update as an argument of its own", found=type_name(updates[0]))
         return self.update_state(lambda state: updates, timeout=timeout)
 
     def update_state_with_attributes(
@@ -476,5 +478,6 @@ def _no_generator(generator: object) -> InvalidArgumentError:
 
 def _no_updates(found: object) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "a generator of updates must return updates in a list, or yield them", found=type(found).__name__
+        "a generator of updates must return updates in a list, or yield them; put a single one into a list",
+        found=type(found).__name__,
     )

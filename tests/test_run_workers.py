@@ -69,7 +69,9 @@ def terminals(tmp_path: Path, database_url: str) -> Iterator[Terminals]:
             ending.callback(process.wait)
 
 
-def test_two_workers_share_the_segments_and_one_takes_over_those_of_a_killed_one(terminals: Terminals) -> None:
+def test_two_workers_share_the_segments_and_one_takes_over_those_of_a_killed_one(
+    terminals: Terminals, database_url: str
+) -> None:
     first, second = terminals.start("worker.py"), terminals.start("worker.py")  # both create the stream and the group
 
     def both_have_two() -> bool:
@@ -87,6 +89,10 @@ def test_two_workers_share_the_segments_and_one_takes_over_those_of_a_killed_one
     before = len(terminals.lines(second))
     assert terminals.processes[terminals.start("write.py")].wait(PATIENCE_SECONDS) == 0
     until(lambda: set(terminals.lines(second)[before:]) >= written)
+    terminals.processes[second].terminate()
+    assert terminals.processes[second].wait(PATIENCE_SECONDS) == 0
+    with rg.connect(database_url) as client:
+        assert not client.groups.get("billing").online_readers()
 
 
 def test_the_pool_of_the_page_handles_each_order_and_ends_at_sigterm(terminals: Terminals) -> None:

@@ -189,6 +189,8 @@ class TestConditionalUpdates:
                 replica.update_state(lambda state, found=found: found)
             with pytest.raises(InvalidArgumentError, match="in a list, or yield"):
                 replica.update_state_returning(lambda state, found=found: (found, None))
+        with pytest.raises(InvalidArgumentError, match=r"each update as an argument of its own: found='list'"):
+            replica.update_state_unconditionally([single])  # type: ignore[arg-type]
         assert replica.state.value == 0
 
     def test_it_returns_the_state_that_its_own_updates_made(self, store: FailingStore) -> None:

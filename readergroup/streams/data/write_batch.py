@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from readergroup.errors import EventTooLargeError
 from synchronizer import InvalidArgumentError, SegmentStore
-from synchronizer.arguments import check_count, check_type
+from synchronizer.arguments import check_count, check_type, type_name
 
 from .block import (
     MAX_CHUNKED_BYTES,
@@ -91,8 +91,12 @@ def is_for_chunks(event: bytes, headers: Headers | None, max_event_bytes: int, s
 
 
 def check_key(routing_key: object, stream: str) -> None:
-    if not isinstance(routing_key, str) or len(routing_key) > MAX_KEY_LENGTH:
-        raise InvalidArgumentError(f"a routing key must be a str of at most {MAX_KEY_LENGTH} characters", stream=stream)
+    if not isinstance(routing_key, str):
+        raise InvalidArgumentError("a routing key must be a str", stream=stream, found=type_name(routing_key))
+    if len(routing_key) > MAX_KEY_LENGTH:
+        raise InvalidArgumentError(
+            f"a routing key must have at most {MAX_KEY_LENGTH} characters", stream=stream, characters=len(routing_key)
+        )
 
 
 def checked_headers(headers: Headers | None) -> Headers | None:

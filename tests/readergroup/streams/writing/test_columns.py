@@ -490,7 +490,7 @@ def test_a_table_that_cannot_be_right_is_refused_before_anything_is_written(
         ([b"1", b"2"], ["a", 1], "a routing key must be a str"),
         ([b"1", b"2"], ["a", b"a"], "a routing key must be a str"),
         ([b"1", b"2"], ["a", ["a"]], "a routing key must be a str"),
-        ([b"1", b"2"], ["a", "k" * 4097], "a routing key must be a str"),
+        ([b"1", b"2"], ["a", "k" * 4097], "a routing key must have at most 4096"),
         ([b"1", bytes(MAX_EVENT_BYTES + 1)], None, "too large"),
     ],
 )  # fmt: skip

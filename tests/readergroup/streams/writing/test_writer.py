@@ -314,9 +314,9 @@ def test_an_event_over_the_limit_is_refused_and_the_writer_goes_on(
 
 
 def test_what_cannot_be_a_key_header_or_event_is_refused(streams: StreamManager, writer: EventWriter[bytes]) -> None:
-    with pytest.raises(InvalidArgumentError, match="routing key"):
+    with pytest.raises(InvalidArgumentError, match=r"routing key must be a str: .*found='int'"):
         writer.write(b"x", routing_key=7)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="routing key"):
+    with pytest.raises(InvalidArgumentError, match=r"routing key must have at most 4096 .*characters=5000"):
         writer.write(b"x", routing_key="k" * 5000)
     with pytest.raises(InvalidArgumentError, match="headers"):
         writer.write(b"x", headers={"trace": "text"})  # type: ignore[dict-item]
