@@ -79,7 +79,6 @@ def check_count(
         return
     is_whole = isinstance(number, Integral) and not isinstance(number, bool)
     if not is_whole or not at_least <= number <= at_most:  # type: ignore[operator]
-        is_too_large = is_whole and number > at_most  # type: ignore[operator]
-        unlimited = at_most == _LARGEST_COUNT and not is_too_large
-        bounds = f">= {at_least}" if unlimited else f"from {at_least} to {at_most}"
+        shows_most = at_most != _LARGEST_COUNT or (is_whole and number > at_most)  # type: ignore[operator]
+        bounds = f"from {at_least} to {at_most}" if shows_most else f">= {at_least}"
         raise InvalidArgumentError(f"{name} must be an integer {bounds}{', or None' * or_none}", **{name: number})

@@ -139,14 +139,13 @@ class OutboxRelay:
         self._keeper.wake()
         if is_manual(self._clock):
             self._leave()
-        else:
-            if not self._keeper.join(_CLOSE_SECONDS):
-                _logger.warning(
-                    "the relay of the outbox %s waits for its database and is left behind; another one takes over",
-                    self._table.name,
-                )
-                with suppress(ReaderGroupError):  # the lease expires
-                    self._election.close()
+        elif not self._keeper.join(_CLOSE_SECONDS):
+            _logger.warning(
+                "the relay of the outbox %s waits for its database and is left behind; another one takes over",
+                self._table.name,
+            )
+            with suppress(ReaderGroupError):  # the lease expires
+                self._election.close()
 
     def __enter__(self) -> Self:
         return self

@@ -235,16 +235,17 @@ class Tables:
             yield _setting("idle_in_transaction_session_timeout", idle_timeout_ms)
         moved = []
         for place, token, position in sorted(places):
-            where = f"WHERE {_KEY} AND fencing_token = :token AND next_offset <= :next_offset"
-            parameters = {**place.key, "token": token, "next_offset": position}
-            found = yield Statement(f"SELECT next_offset FROM {self.progress} {where}", parameters)
-            done = yield Statement(f"UPDATE {self.progress} SET next_offset = :next_offset {where}", parameters)
-            if not found.rows or not done.changed:
+            row = yield from self._lock(dialect, place, "NO KEY UPDATE")  # beside the transactions that share the row
+            if row is None or row.token != token or row.position > position:
                 continue
-            (stored,) = found.rows[0]
+            yield Statement(
+                f"UPDATE {self.progress} SET next_offset = :next_offset WHERE {_KEY}",
+                {**place.key, "next_offset": position},
+            )
             finished = yield self._delete_finished(place, position)
-            if stored < known[place].position or finished.changed < known[place].count(range(stored, position)):
-                raise lost_commits(place, stored, position)
+            lost = finished.changed < known[place].count(range(row.position, position))
+            if lost or row.position < known[place].position:
+                raise lost_commits(place, row.position, position)
             moved.append(place)
         return moved
 

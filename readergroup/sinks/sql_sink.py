@@ -381,7 +381,7 @@ class SinkTransaction:
             self._connection = connection = await self._sink.database.lend()
             await run(connection, self._beginning(connection.dialect))
         except BaseException as error:
-            await self._undo(failed=is_passing(error))
+            await self.rollback(failed=is_passing(error))
             raise
         return connection.native
 
@@ -394,7 +394,7 @@ class SinkTransaction:
                 raise ended_by_block()
             await run(connection, self._finishing(connection.dialect))
         except BaseException as error:
-            await self._undo(failed=is_passing(error))
+            await self.rollback(failed=is_passing(error))
             raise
         self._connection = None
         self._leave()
@@ -405,12 +405,11 @@ class SinkTransaction:
         self._count()
         await self._sink.database.give_back(connection)
 
-    async def rollback(self) -> None:
-        """End the transaction without an effect. Raises no error of the database."""
-        await self._undo(failed=False)
+    async def rollback(self, *, failed: bool = False) -> None:
+        """End the transaction without an effect. Raises no error of the database.
 
-    async def _undo(self, *, failed: bool) -> None:
-        """Do `rollback`. With ``failed`` the connection may be lost, which not every driver tells of it."""
+        With ``failed`` the connection may be lost, which not every driver tells.
+        """
         connection, self._connection = self._connection, None
         self._leave()
         if connection is None:
