@@ -25,6 +25,10 @@ class ReaderGroupError(Exception):
             return self.message
         return f"{self.message}: " + " ".join(f"{key}={value!r}" for key, value in self.facts.items())
 
+    def __repr__(self) -> str:
+        facts = "".join(f", {key}={value!r}" for key, value in self.facts.items())
+        return f"{type(self).__name__}({self.message!r}{facts})"
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.facts)
 

@@ -101,7 +101,7 @@ def app_with(*words: str) -> typer.Typer:
         first, *others = _MODULES[name].split()
         module = import_module(f".{first}", __package__)
         if hasattr(module, "commands"):
-            app.add_typer(_group_with(words[1:2], module.commands, others), name=name)
+            app.add_typer(_group_with(words[1:2], module.commands, others), name=name, cls=Commands)
         else:
             app.command()(getattr(module, name))
     return app

@@ -182,12 +182,13 @@ def _work(
 ) -> None:
     if names and any(value is not None for value in filters.values()):
         raise WrongUsage("name letters, or use options to select them, but not both")
-    others = 0  # the pending letters, if none of them matches
+    others = settled = 0  # the pending letters, if none of them matches; those named that are not pending
     with session(context).connect() as client:
         letters = _letters(client, stream, is_queue)
         pointers = [_pointer(client, stream, is_queue, each) for each in names or ()]
         if names:
             pending = len({each.pointer for each in map(letters.show, pointers) if each.status == "pending"})
+            settled = len({*pointers}) - pending
         else:
             pending = sum(1 for _ in letters.list(**filters))
             if not pending and filters["limit"] != 0:
@@ -203,6 +204,7 @@ def _work(
         print_json({"stream": stream, done: pending})
     else:
         more = f"; none of {count(others, 'pending letter')} matches" if others else ""
+        more += f"; {settled:,} of those named {'was' if settled == 1 else 'were'} no longer pending" if settled else ""
         say(f"{stream}: {count(pending, 'dead letter')} {done}{more}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import nlargest
-from itertools import islice
+from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Final
 
@@ -12,7 +12,7 @@ import typer
 
 import readergroup as rg
 
-from .places import PLACE_HELP, events_between, place_of, read_range
+from .places import PLACE_HELP, batches_between, cut_of, read_range
 from .reading import json_line, print_lines
 from .screen import clipped, count, say
 from .session import session
@@ -42,9 +42,8 @@ def peek(
         if start is None:
             events = newest_events(client, stream, limit)
         else:
-            events = list(
-                islice(events_between(client, stream, place_of(client, stream, "--from", start), "tail"), limit)
-            )
+            first, last = cut_of(client, stream, "--from", start), client.streams.info(stream).tail
+            events = [*chain.from_iterable(batches_between(client, stream, first, last, most=limit))]
     if as_json:
         print_lines(map(json_line, events))
         return

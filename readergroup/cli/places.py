@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from heapq import merge
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import readergroup as rg
 
@@ -14,18 +15,19 @@ from .session import WrongUsage
 from .streams import parse_cut
 from .times import TIME_HELP, parse_time
 
-if TYPE_CHECKING:
-    from ..streams.data.places import Place
-
 PLACE_HELP: Final = f"head, tail, {TIME_HELP}, or a cut as 'stream info --json' or the library prints it"
 _STEP: Final = 1000
+#: How often a command that goes on looks for new events.
+_LOOK_SECONDS: Final = 0.25
 
 
-def place_of(client: rg.Client, stream: str, option: str, text: str) -> Place:
-    """Return the place that the option names."""
+def cut_of(client: rg.Client, stream: str, option: str, text: str) -> rg.StreamCut:
+    """Return the place that the option names, as it is now."""
     match text:
-        case "head" | "tail":
-            return text
+        case "head":
+            return client.streams.info(stream).head
+        case "tail":
+            return client.streams.info(stream).tail
     if text == "-" or "{" in text or "[" in text:
         cut = parse_cut(text)
         if cut.stream != stream:
@@ -34,23 +36,36 @@ def place_of(client: rg.Client, stream: str, option: str, text: str) -> Place:
     return client.batch.cut_at(stream, parse_time(option, text))
 
 
-def events_between(
-    client: rg.Client, stream: str, start: Place, end: Place, *, most: int | None = None
-) -> Iterator[rg.Event[bytes]]:
+def batches_between(
+    client: rg.Client, stream: str, start: rg.StreamCut, end: rg.StreamCut, *, most: float
+) -> Iterator[Sequence[rg.Event[bytes]]]:
     """Iterate over the events between two places, about in the order of writing, and exactly for each routing key."""
-    info = client.streams.info(stream)
-    at = info.head if start == "head" else info.tail if start == "tail" else start
-    last = info.tail if end == "tail" else info.head if end == "head" else end
-    client.batch.segment_ranges(stream, start=at, end=last)  # raises what is wrong with them
-    left = most
-    while left is None or left > 0:
-        following = client.batch.next_cut(at, max_events=_STEP if left is None else min(left, _STEP), end=last)
+    client.batch.segment_ranges(stream, start=start, end=end)  # raises what is wrong with them
+    at, left = start, most
+    while left > 0:
+        following = client.batch.next_cut(at, max_events=int(min(left, _STEP)), end=end)
         if following == at:
             return
         ranges = client.batch.segment_ranges(stream, start=at, end=following)
         events = list(merge(*(read_range(client, each) for each in ranges), key=attrgetter("written_at")))
-        yield from events
-        at, left = following, None if left is None else left - len(events)
+        yield events
+        at, left = following, left - len(events)
+
+
+def batches_from(
+    client: rg.Client, stream: str, start: rg.StreamCut, *, most: float
+) -> Iterator[Sequence[rg.Event[bytes]]]:
+    """As `batches_between`, and go on with new events until the stream is sealed."""
+    at, left, never = start, most, threading.Event()
+    while True:
+        info = client.streams.info(stream)
+        for events in batches_between(client, stream, at, info.tail, most=left):
+            yield events
+            left -= len(events)
+        if left <= 0 or info.sealed:
+            return
+        at = info.tail
+        client.clock.wait(never, _LOOK_SECONDS)
 
 
 def read_range(client: rg.Client, segment_range: rg.SegmentRange) -> Iterator[rg.Event[bytes]]:

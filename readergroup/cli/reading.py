@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import Annotated, Final
 
 import typer
@@ -13,9 +13,9 @@ import typer
 import readergroup as rg
 
 from .escaping import printable
-from .places import PLACE_HELP, events_between, place_of
+from .places import PLACE_HELP, batches_between, batches_from, cut_of
 from .screen import count, json_text, progress, stdout_may_end_on_a_terminal, warn
-from .session import Interruption, WrongUsage, check_not_negative, ended_by_signal, session
+from .session import Interruption, UntilInterrupted, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import Name
 
 _BATCH: Final = 1000
@@ -35,7 +35,8 @@ def read(
         str | None, typer.Option("--to", metavar="PLACE", help="Read without a group, up to there. Default: tail.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for new events, until Ctrl-C or the end of the data.")
+        bool,
+        typer.Option("--follow", help="Wait for new events, until Ctrl-C or the end of the data. Not with --to."),
     ] = False,
     reader: Annotated[str | None, typer.Option(metavar="ID", help="The id of the reader. Default: a new id.")] = None,
     limit: Annotated[
@@ -49,16 +50,21 @@ def read(
     """Print the events of a stream that the group has not read yet, one per line.
 
     With --from or --to instead of --group: all events in between, about in the order of writing; no group moves.
+    '--from tail --follow' prints what is written from now on.
     Other readers of the group share the events with this one. Printed events count as read when the command continues
     or ends, also with Ctrl-C; the next reader of the group continues from there. On a terminal, control characters are
     printed as escapes.
     """
     if (group is None) == (start is end is None):
-        raise WrongUsage("use either --group NAME, or --from and --to to read without a group")
+        raise WrongUsage(
+            "use either --group NAME, or --from and --to to read without a group, as in --from tail --follow"
+        )
     if group is None:
-        if follow or reader is not None:
-            raise WrongUsage("--follow and --reader need --group")
-        _read_between(context, stream, start, end, limit, as_json=as_json)
+        if reader is not None:
+            raise WrongUsage("--reader needs --group")
+        if follow and end is not None:
+            raise WrongUsage("--follow has no end; leave --to out")
+        _read_without_group(context, stream, start, end, limit, follow=follow, as_json=as_json)
         return
     with session(context).connect() as client:
         found = _group(client, stream, group)
@@ -72,28 +78,43 @@ def read(
 
         with ended_by_signal(stop) as interruption, found.reader(reader) as opened:
             readers.append(opened)
-            # On a terminal the printed events show the progress.
-            with progress(f"reading {stream}", limit, hidden=stdout_may_end_on_a_terminal()) as advance:
-                done, line_of = 0, _line_of(as_json=as_json)
-                for batch in _batches(opened, found, interruption, follow=follow, limit=limit):
-                    _print(batch, line_of)
-                    done += len(batch)
-                    advance(len(batch), count(done, "event"))
+            batches = _batches(opened, found, interruption, follow=follow, limit=limit)
+            _print_batches(batches, stream, limit, as_json=as_json)
 
 
-def _read_between(
-    context: typer.Context, stream: str, start: str | None, end: str | None, limit: int | None, *, as_json: bool
+def _read_without_group(
+    context: typer.Context,
+    stream: str,
+    start: str | None,
+    end: str | None,
+    limit: int | None,
+    *,
+    follow: bool,
+    as_json: bool,
 ) -> None:
     with session(context).connect() as client:
-        first = place_of(client, stream, "--from", "head" if start is None else start)
-        last = place_of(client, stream, "--to", "tail" if end is None else end)
-        events = events_between(client, stream, first, last, most=limit)
-        with progress(f"reading {stream}", limit, hidden=stdout_may_end_on_a_terminal()) as advance:
-            done, line_of = 0, _line_of(as_json=as_json)
-            while part := list(islice(events, _BATCH)):
-                print_lines(map(line_of, part))
-                done += len(part)
-                advance(len(part), count(done, "event"))
+        first = cut_of(client, stream, "--from", "head" if start is None else start)
+        most = inf if limit is None else limit
+        if follow:
+            batches = UntilInterrupted(batches_from(client, stream, first, most=most))
+            with ended_by_signal(batches.stop):
+                _print_batches(batches, stream, limit, as_json=as_json)
+        else:
+            last = cut_of(client, stream, "--to", "tail" if end is None else end)
+            _print_batches(batches_between(client, stream, first, last, most=most), stream, limit, as_json=as_json)
+
+
+def _print_batches(
+    batches: Iterable[Sequence[rg.Event[bytes]]], stream: str, limit: int | None, *, as_json: bool
+) -> None:
+    # On a terminal the printed events show the progress.
+    with progress(f"reading {stream}", limit, hidden=stdout_may_end_on_a_terminal()) as advance:
+        done, line_of = 0, _line_of(as_json=as_json)
+        for batch in batches:
+            # Flush before the batch counts as processed: events that could not be printed are read again.
+            print_lines(map(line_of, batch))
+            done += len(batch)
+            advance(len(batch), count(done, "event"))
 
 
 def _batches(
@@ -113,11 +134,6 @@ def _batches(
             left = None if left is None else left - len(batch)
         elif not follow and _nothing_left(reader, group):
             return
-
-
-def _print(batch: rg.EventBatch[bytes], line_of: Callable[[rg.Event[bytes]], bytes]) -> None:
-    # Flush before the batch counts as processed: events that could not be printed are read again.
-    print_lines(map(line_of, batch))
 
 
 def print_lines(lines: Iterable[bytes]) -> None:
@@ -181,7 +197,10 @@ def _group(client: rg.Client, stream: str, name: str) -> rg.ReaderGroup:
     try:
         group = client.groups.get(name)
     except rg.NotFoundError:
-        return client.groups.create(name, streams=[stream])
+        group = client.groups.create(name, streams=[stream])
+        if sys.stderr.isatty():  # the name may be a slip; a script knows what it does
+            warn(f"there was no group {name}; it was created, and reads {stream} from its beginning")
+        return group
     if group.config.streams != (stream,):
         streams = ", ".join(group.config.streams)
         raise WrongUsage(f"the group {name!r} reads {streams}; use a group that reads only {stream}")

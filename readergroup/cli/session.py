@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -40,7 +41,9 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "change it with streams.configure": "change it with 'readergroup stream scale' or 'readergroup stream configure'",
     "complete it with streams.copy": "complete it with 'readergroup stream copy'",
     "discard it with streams.delete": "discard it with 'readergroup stream delete'",
-    "create it with groups.create": "create it with 'readergroup group create'",
+    "create it with groups.create": (
+        "'readergroup group list' prints the names; create it with 'readergroup group create'"
+    ),
     "change it with group.configure, or delete it first": (
         "change it with 'readergroup group configure', or delete it with 'readergroup group delete'"
     ),
@@ -105,6 +108,18 @@ def session(context: typer.Context) -> Session:
 class Commands(TyperGroup):
     """Commands that fail with one line on stderr: exit code 2 for a wrong command line, 1 for everything else."""
 
+    def resolve_command(self, context: typer.Context, arguments: list[str]) -> Any:  # type: ignore[override]
+        name = arguments[0]
+        if name not in self.commands and not name.startswith("-") and not get_close_matches(name, self.commands):
+            raise WrongUsage(f"there is no command {name!r}; {self._what_there_is(name, context.command_path)}")
+        return super().resolve_command(context, arguments)
+
+    def _what_there_is(self, name: str, path: str) -> str:
+        found = [f"'{path} {group} {name}'" for group, each in self.commands.items() if name in _commands_of(each)]
+        if found:
+            return f"there is {', '.join(found)}"
+        return f"'{path} --help' lists those that there are: {', '.join(self.commands)}"
+
     def main(self, *args: Any, **options: Any) -> Any:
         options["standalone_mode"] = False
         try:
@@ -125,6 +140,10 @@ class Commands(TyperGroup):
             exit_code = _fail(_with_place(error), getattr(error, "exit_code", USAGE_ERROR))
         _forget_what_cannot_be_printed()
         sys.exit(exit_code or 0)
+
+
+def _commands_of(command: object) -> Container[str]:
+    return getattr(command, "commands", ())
 
 
 def _with_place(error: Any) -> str:

@@ -163,7 +163,10 @@ def _updates_of(base: type[Update[Any]]) -> Iterator[type[Update[Any]]]:
 
 def _check_name(name: str) -> None:
     if not is_name(name):
-        raise WrongUsage(f"{name!r} is no name of a state; 'readergroup state list' prints them")
+        raise WrongUsage(
+            f"{name!r} is no name of a state, which begins with its kind, such as state/{name} or map/{name}; "
+            "'readergroup state list' prints the names"
+        )
 
 
 @contextmanager

@@ -298,7 +298,13 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise WrongUsage(f"{question} Nobody can answer without a terminal; add --yes to do it")
-    typer.confirm(question, abort=True, err=True)
+    try:
+        is_confirmed = typer.confirm(question, err=True)
+    except typer.Abort:  # Ctrl-C or Ctrl-D: what is printed next begins a line
+        print(file=sys.stderr)
+        raise
+    if not is_confirmed:
+        raise typer.Abort
 
 
 def show_change(found: rg.StreamInfo, as_json: bool) -> None:

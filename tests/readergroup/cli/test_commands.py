@@ -228,6 +228,8 @@ def test_deleting_asks_on_a_terminal(orders: Cli) -> None:
     exit_code, shown = orders.on_terminal("stream", "delete", "shop/orders", input=b"n\n")
     assert exit_code == 1
     assert "all its data?" in shown and "nothing was done" in shown
+    exit_code, shown = orders.on_terminal("stream", "delete", "shop/orders", input=b"\x04")  # Ctrl-D
+    assert (exit_code, shown.splitlines()[-1]) == (1, "readergroup: cancelled, nothing was done")
     exit_code, _ = orders.on_terminal("stream", "delete", "shop/orders", input=b"y\n")
     assert exit_code == 0
     assert orders.json("stream", "list") == []
@@ -372,6 +374,14 @@ def test_a_group_of_other_streams_is_refused(orders: Cli) -> None:
     assert "reads shop/orders; use a group that reads only bank/accounts" in orders.fails(
         2, "read", "bank/accounts", "--group", "g"
     )
+
+
+def test_a_group_that_reading_creates_is_told_on_a_terminal(orders: Cli) -> None:
+    orders.ok("write", "shop/orders", input="one\n")
+    told = "there was no group gruop; it was created, and reads shop/orders from its beginning"
+    exit_code, shown = orders.on_terminal("read", "shop/orders", "--group", "gruop")
+    assert exit_code == 0 and told in " ".join(shown.split()) and "\none" in shown
+    assert told not in orders.on_terminal("read", "shop/orders", "--group", "gruop")[1]
 
 
 def test_a_reader_has_the_id_that_it_is_given(orders: Cli) -> None:
@@ -665,6 +675,7 @@ def test_only_the_command_in_use_is_prepared() -> None:
 
 
 def test_progress_does_not_mix_with_events_in_a_pipe(orders: Cli) -> None:
+    orders.ok("group", "create", "g", "--stream", "shop/orders")
     orders.ok("write", "shop/orders", input="y\n" * 3000)
     controller, terminal = pty.openpty()
     command = [*COMMAND, "read", "shop/orders", "--group", "g"]
@@ -724,7 +735,11 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("nonsense", "No such command"),
+        ("nonsense", "there is no command 'nonsense'; 'readergroup --help' lists those that there are: write, read"),
+        ("grup", "Did you mean 'group'?"),
+        ("lag", "there is no command 'lag'; there is 'readergroup group lag'"),
+        ("stream describe shop/orders", "'readergroup stream --help' lists those that there are: create, "),
+        ("state show shop/stock", "which begins with its kind, such as state/shop/stock or map/shop/stock"),
         ("stream create", "Missing argument"),
         ("stream create a/b --segments x", "valid integer"),
         ("stream create a/b --nonsense", "No such option"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 import readergroup as rg
-from tests.readergroup.cli.test_commands import Cli
+from tests.readergroup.cli.test_commands import Cli, read_line
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -55,6 +57,31 @@ def test_events_are_read_across_a_scale_in_the_order_of_their_keys(orders: Cli) 
         assert [each for each in everything if each % 5 == key] == list(range(key, 600, 5))
 
 
+def test_following_without_a_group_hears_what_is_written_later(orders: Cli) -> None:
+    process = orders.process("read", "shop/orders", "--from", (orders.folder / "cut").read_text(), "--follow")
+    assert sorted(int(read_line(process)) for _ in range(100)) == [*range(400, 500)]
+    orders.ok("stream", "scale", "shop/orders", "--split", "0")
+    orders.ok("write", "shop/orders", input="500\n501\n")
+    assert {read_line(process), read_line(process)} == {"500\n", "501\n"}
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=PATIENCE_SECONDS)[0] == ""
+    assert process.returncode == 0
+
+
+def test_following_without_a_group_ends_at_the_limit_and_at_the_end_of_the_data(orders: Cli) -> None:
+    cut = (orders.folder / "cut").read_text()
+    limited = orders.process("read", "shop/orders", "--from", cut, "--follow", "--limit", "101")
+    whole = orders.process("read", "shop/orders", "--from", cut, "--follow")
+    for process in (limited, whole):
+        assert len([read_line(process) for _ in range(100)]) == 100
+    orders.ok("write", "shop/orders", input="500\n")
+    assert limited.communicate(timeout=PATIENCE_SECONDS)[0] == "500\n"
+    assert read_line(whole) == "500\n"
+    orders.ok("stream", "seal", "shop/orders", "--yes")
+    assert whole.communicate(timeout=PATIENCE_SECONDS)[0] == ""
+    assert (limited.returncode, whole.returncode) == (0, 0)
+
+
 def test_the_newest_events_are_shown(orders: Cli) -> None:
     shown = orders.ok("peek", "shop/orders")
     assert shown.count("\n") == 12 and "key-4" in shown
@@ -80,7 +107,8 @@ def test_wrong_places_are_refused(orders: Cli) -> None:
     assert "--group NAME" in orders.fails(2, "read", "shop/orders", "--group", "g", "--from", "head")
     for option in ("--from", "--to"):  # as of a variable of the shell that is not set
         assert option in orders.fails(2, "read", "shop/orders", option, "")
-    assert "need --group" in orders.fails(2, "read", "shop/orders", "--from", "head", "--follow")
+    assert "leave --to out" in orders.fails(2, "read", "shop/orders", "--to", "tail", "--follow")
+    assert "needs --group" in orders.fails(2, "read", "shop/orders", "--from", "head", "--reader", "me")
     assert "such as 2h" in orders.fails(2, "read", "shop/orders", "--from", "noon")
     assert "timezone" in orders.fails(2, "read", "shop/orders", "--from", "2026-11-25")
     assert "not a cut" in orders.fails(2, "peek", "shop/orders", "--from", "{")
