@@ -8,7 +8,7 @@
 #              and what is too broad for make test: more seeds, more schedules
 # make test-lowest   with the lowest versions that pyproject.toml allows
 # make bench   the figures; CHECK=1 fails where a ratio fell          make wheel-test  the built wheel is whole and works
-# make simulate SEEDS=n   whole groups under faults, in virtual time
+# make simulate SEEDS=n   whole groups under faults, in virtual time      make site   the pages of docs/ with search and reference
 # make chaos SCHEDULES=n  real processes, killed and stopped           make soak MINUTES=n  everything at once, for long
 
 PYTHON ?= python3
@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 PACKAGES := synchronizer notifications readergroup
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-autoscale demo-spark serve-demo test java test-broad test-spark-broad test-stores test-lowest check bench simulate chaos soak wheel-test clean
+.PHONY: help demo demo-autoscale demo-spark serve-demo test java test-broad test-spark-broad test-stores test-lowest check site bench simulate chaos soak wheel-test clean
 
 help:
 	@sed -n '1,12s/^# //p' Makefile
@@ -135,6 +135,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+site: $(VENV)/.installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "$(BIN)/python -m http.server --directory build/site --bind 127.0.0.1    shows it at http://127.0.0.1:8000"
 
 bench: $(VENV)/.installed-dev java
 	$(BIN)/python -m benchmarks $(if $(CHECK),--check)
