@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, Union, get_args, get_origin
 
@@ -267,9 +268,27 @@ def _is_same(read: State | None, written: State | None) -> bool:
     """Return whether the states are equal, in fields of the same types: 1 is not True here, and a dict is no `Map`."""
     if read is None or written is None:
         return read is written
-    return read == written and all(
+    return _is_equal(read, written) and all(
         type(getattr(read, name)) is type(getattr(written, name)) for name in type(read).model_fields
     )
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """As ``==``, but NaN is equal to itself, wherever it is."""
+    if one == other:
+        return True
+    if type(one) is not type(other):
+        return False
+    match one:
+        case float():
+            return isnan(one) and isnan(other)
+        case BaseModel():
+            return all(_is_equal(getattr(one, name), getattr(other, name)) for name in type(one).model_fields)
+        case Mapping():
+            return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
+        case tuple():
+            return len(one) == len(other) and all(map(_is_equal, one, other))
+    return False
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -45,6 +45,8 @@ class _Inbox(Generic[N]):
         Raises:
             ClosedError: The inbox or the client is closed.
         """
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
         while True:
             ring = self._news.next_ring()
             notification = self._mailbox.take()
@@ -52,7 +54,7 @@ class _Inbox(Generic[N]):
                 return notification
             if self._mailbox.closed or self._calls.closed:
                 raise ClosedError("the listeners were unregistered, or the client was closed")
-            if not await wait_until_set(ring, timeout):
+            if not await wait_until_set(ring, None if until is None else max(0.0, until - loop.time())):
                 return self._mailbox.take()
 
 

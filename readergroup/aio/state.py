@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -34,6 +34,10 @@ S = TypeVar("S", bound=State)
 T = TypeVar("T")
 V = TypeVar("V")
 W = TypeVar("W", bound=Shared[Any])
+
+
+#: A watcher of a client without patience looks no more often than this.
+_LEAST_LOOK_SECONDS: Final = 1.0
 
 
 class Changes:
@@ -104,7 +108,7 @@ class Changes:
                         except NotFoundError:  # it was deleted
                             continue
                         yield found
-                    elif not await wait_until_set(ring, self._synchronizer.timeout):
+                    elif not await wait_until_set(ring, max(_LEAST_LOOK_SECONDS, self._synchronizer.timeout)):
                         await self.fetch()  # raises if the state cannot be followed any more
 
 

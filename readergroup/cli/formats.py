@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -81,6 +82,8 @@ def _parquet() -> Any:
 
 #: How many bytes one of an event takes at most, as text or in base64.
 _LONGEST_FORM: Final = 8
+#: Events of JSON with more levels of lists and objects are exported as text: readers of JSON have limits.
+_MOST_LEVELS: Final = 100
 #: ``readergroup read --json`` prints the same fields, so its output can be imported.
 _FIELDS: Final = frozenset({"data", "data_base64", "routing_key", "headers_base64", "event_time"})
 _IGNORED: Final = frozenset({"written_at", "pointer", "segment", "offset", "fencing_token"})
@@ -118,11 +121,25 @@ def _data_field(data: bytes) -> dict[str, Any]:
     if text[:1] in ("{", "["):
         try:
             value = json.loads(text)
-            if _compact(value) == data:  # otherwise the import would produce other bytes
+            # Otherwise the import would produce other bytes, or none.
+            if not _is_deep(text, value) and _compact(value) == data:
                 return {"data": value}
         except (ValueError, RecursionError):
             pass
     return {"data": text}
+
+
+def _is_deep(text: str, value: object) -> bool:
+    """Return whether the value is nested so deeply that another program may not read it."""
+    if text.count("[") + text.count("{") <= _MOST_LEVELS:
+        return False
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        containers = (
+            each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)
+        )
+        level = [*chain.from_iterable(containers)]
+    return bool(level)
 
 
 def _compact(value: object) -> bytes:
@@ -164,7 +181,10 @@ def _json_data(found: Mapping[str, Any]) -> bytes:
     data = found["data"]
     if data is None:
         raise ValueError("data is null; write an empty event as an empty string")
-    return data.encode() if isinstance(data, str) else _compact(data)
+    try:
+        return data.encode() if isinstance(data, str) else _compact(data)
+    except RecursionError as error:
+        raise ValueError("data is nested too deeply; write it as a string") from error
 
 
 def _json_headers(found: object) -> Headers | None:

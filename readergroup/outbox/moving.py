@@ -31,14 +31,20 @@ class StreamMover:
 
     def move(self, session: Session) -> int:
         """Move the first rows of the stream; return how many were moved."""
+        moved = self._move(session)
+        if not self._publisher.has_begun:  # it was scaled, sealed or deleted, or another relay has taken over
+            moved += self._move(session)
+        return moved
+
+    def _move(self, session: Session) -> int:
         publisher = self._publisher
         if not publisher.has_begun:
             self._begin(session)
         rows = self._table.rows(session, self._stream, publisher.undeleted, _MAX_ROWS, _MAX_BYTES)
-        if rows and (seconds := rows[0].seconds) is not None:
-            self._counters.delays.add(seconds)
         moved = publisher.publish(rows)
-        if publisher.has_begun:  # else the next round sees what is stored, and deletes it
+        if moved and (seconds := rows[0].seconds) is not None:
+            self._counters.delays.add(seconds)
+        if publisher.has_begun:  # else the next move sees what is stored, and deletes it
             self._delete(session)
         return len(moved)
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -109,7 +110,7 @@ class WebView:
                 TimeoutError: lambda _, error: refused(504, "the store did not answer in time"),
                 ClientDisconnect: lambda _, error: refused(400, "the request ended early"),
                 404: lambda _, error: refused(404, "there is nothing at this address"),
-                405: lambda _, error: refused(405, "this address does not take this method"),
+                405: lambda _, error: refused(405, "this address does not take this method", error.headers),
             },
             lifespan=self._lifespan,
         )
@@ -133,7 +134,10 @@ class WebView:
     # ------------------------------------------------------------------ the page
 
     async def _page_part(self, request: Request) -> Response:
-        content, kind = self._page[request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/"]
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/"
+        if path not in self._page:  # with a newline at the end, which routes do not see
+            raise HTTPException(404)
+        content, kind = self._page[path]
         return Response(content, media_type=kind)
 
     async def _login(self, request: Request) -> Response:

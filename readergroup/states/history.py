@@ -109,7 +109,14 @@ def _updates(entry: Entry, *, in_collection: bool) -> Iterator[LoggedUpdate]:
 
 
 def readable(value: Any, *, in_collection: bool) -> Any:
-    """Return the value with text in place of bytes, in a form that JSON has."""
+    """Return the value with text in place of bytes, in a form that JSON has, as far as it is not nested too deeply."""
+    try:
+        return _readable(value, in_collection=in_collection)
+    except RecursionError:
+        return "..."
+
+
+def _readable(value: Any, *, in_collection: bool) -> Any:
     match value:
         case bytes():
             if in_collection:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import enum
 from datetime import UTC, datetime
+from math import isnan, nan
 from typing import Any
 
 import pytest
@@ -110,6 +111,13 @@ def test_a_state_of_every_kind_of_field_comes_back_equal() -> None:
     codec = StateCodec(Everything, (Become,))
     assert codec.decode_snapshot(codec.encode_snapshot(state, 7)) == (state, 7)
     assert codec.decode_body(codec.encode_initial(state)) == state
+
+
+def test_a_state_with_a_number_that_is_none_can_be_compacted() -> None:
+    codec = StateCodec(Everything, (Become,))
+    state = Everything(number=nan, by_pair=Map({("a", 1): Map({})}), anything=(nan, {"a": nan, "b": 1}))
+    read, _ = codec.decode_snapshot(codec.encode_snapshot(state, 7))
+    assert read is not None and isnan(read.number) and isnan(dict(read.anything[1])["a"])
 
 
 def test_equal_sets_are_written_alike() -> None:

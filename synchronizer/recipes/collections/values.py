@@ -62,7 +62,7 @@ class ValueCodec(Generic[V]):
             )
             if self._read(data) == checked:
                 return data
-        except (TypeError, ValueError, OverflowError, PydanticSerializationError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError, PydanticSerializationError) as error:
             raise_interrupt_in(error)
             why = reason(error) if isinstance(error, ValidationError) else error
             raise InvalidArgumentError(

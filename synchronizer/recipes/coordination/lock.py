@@ -180,7 +180,7 @@ class Lock:
             flushes_leaving=False,  # no token depends on it, and the join of the next holder is flushed
         )
         self._lock = threading.Lock()
-        self._holding: dict[Participant, int] = {}  # with the id of the thread that holds the lock
+        self._holding: dict[Participant, threading.Thread] = {}  # with the thread that holds the lock
         self._lingering: _Lingering | None = None
         self._closed = False
 
@@ -197,7 +197,7 @@ class Lock:
             ClosedError: The lock is closed, or another thread closed it.
         """
         self.check_open()
-        if threading.get_ident() in self._holding.copy().values():
+        if threading.current_thread() in self._holding.copy().values():
             raise InvalidArgumentError(
                 f"this thread already holds the {self.kind}; use the object that acquiring it returned", name=self.name
             )
@@ -205,7 +205,7 @@ class Lock:
         participant = self._participants.add(self.owner)
         try:
             found = self._wait_for_lock(participant, deadline)
-            self._holding[participant] = threading.get_ident()
+            self._holding[participant] = threading.current_thread()
             return HeldLock(self, participant, found.incarnation)
         except DeadlineExceededError:
             self._linger_or_leave(participant)

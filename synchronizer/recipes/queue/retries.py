@@ -37,4 +37,4 @@ def text_of(error: BaseException, length: int = _MAX_ERROR_LENGTH) -> str:
         text = f"{type(error).__name__}: {error}"
     except Exception:
         text = type(error).__name__
-    return text[:length].encode(errors="backslashreplace").decode()
+    return text[:length].encode(errors="backslashreplace").decode()[:length]

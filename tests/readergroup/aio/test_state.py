@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from pydantic import BaseModel
 
 import readergroup as rg
 from readergroup import aio
+from synchronizer.testing import FailingStore
 from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -257,5 +259,49 @@ def test_bad_arguments_raise_our_errors() -> None:
                         pass
                 with pytest.raises(rg.InvalidArgumentError):
                     await (await client.barrier("barrier", 2)).wait(timeout=timeout)  # type: ignore[arg-type]
+
+    run(test())
+
+
+def test_one_who_waits_for_a_notification_that_another_takes_waits_no_longer_than_it_said() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await client.streams.create(STREAM)
+            group = await client.groups.create("billing", streams=[STREAM])
+            await group.reader_notifier.wait()  # the present value
+
+            async def take_all() -> None:
+                while True:
+                    await group.reader_notifier.wait(timeout=1000)
+
+            taking = asyncio.create_task(take_all())
+            await asyncio.sleep(0)
+            begun = asyncio.get_running_loop().time()
+            waiting = asyncio.create_task(group.reader_notifier.wait(timeout=0.5))
+            while not waiting.done() and asyncio.get_running_loop().time() < begun + 5:
+                async with group.reader():
+                    await asyncio.wait([waiting], timeout=0.1)
+            assert waiting.done()
+            with suppress(rg.DeadlineExceededError):  # or it has heard of one
+                waiting.result()
+            taking.cancel()
+
+    run(test())
+
+
+def test_an_idle_watcher_of_a_client_without_patience_leaves_the_store_in_peace() -> None:
+    async def test() -> None:
+        store = FailingStore(rg.connect("memory://").store)
+        async with aio.Client(store, timeout=0) as client:
+            prices = await client.shared_map("prices", int)
+            watching = prices.watch()
+            await anext(watching)
+            change = asyncio.ensure_future(anext(watching))
+            await asyncio.sleep(0.1)
+            before = len(store.operations)
+            await asyncio.wait([change], timeout=0.5)
+            assert len(store.operations) - before < 50
+            await prices.put("tea", 1)
+            assert await change == {"tea": 1}
 
     run(test())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,23 @@ def test_values_are_shown_in_words(cli: Cli) -> None:
     assert 'entries: {"tea": 1.5}' in cli.ok("state", "show", "map/prices")
     assert 'key="tea", value=1.5' in cli.ok("state", "history", "map/prices")
     assert "amount=3" in cli.ok("state", "history", "counter/n")
+
+
+def test_a_value_that_is_nested_deeply_is_shown_as_far_as_it_can_be(cli: Cli) -> None:
+    with rg.connect(cli.url) as client:
+        deep: list[Any] = []
+        stored = 0
+        for depth in range(1, 1200):
+            deep = [deep]
+            if depth % 50 == 0:
+                try:
+                    client.shared_map("deep", list[Any])[str(depth)] = deep
+                    stored = depth
+                except rg.InvalidArgumentError:
+                    assert depth > 300
+    assert stored >= 300
+    assert "..." in cli.ok("state", "show", "map/deep", "--json")
+    assert "[[[[" in cli.ok("state", "history", "map/deep")
 
 
 def test_a_state_of_an_application_is_raw_without_its_class(cli: Cli) -> None:

@@ -220,6 +220,14 @@ def test_json_lines_show_text_as_text_and_json_as_json(cli: Cli, client: rg.Clie
     ]
 
 
+def test_json_of_any_depth_is_the_same_after_it(cli: Cli, client: rg.Client) -> None:
+    deep = [b"[" * levels + b"]" * levels for levels in (100, 101, 500, *range(800, 1000), 5000)]
+    write(client, [(data, "a", {}) for data in (*deep, b'{"a":[' + b"[]," * 200 + b"{}]}")])
+    client.streams.create(TARGET)
+    cli.ok("stream", "import", TARGET, input=cli.ok("stream", "export", SOURCE))
+    assert read(client, TARGET) == read(client, SOURCE)
+
+
 def test_lines_of_ones_own_and_those_that_read_prints_are_imported(cli: Cli, client: rg.Client) -> None:
     write(client, EVENTS[:2])
     printed = cli.ok("read", SOURCE, "--group", "g", "--json")

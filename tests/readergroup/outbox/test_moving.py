@@ -276,3 +276,17 @@ def test_a_value_is_read_as_it_was_written() -> None:
         value = Published(3, 8, rows)
         assert Published.decode(value.encode()) == value
     assert len(Published(1, 1, dict.fromkeys(range(10**9, 10**9 + 5000), 1)).encode()) < 16_000
+
+
+def test_what_a_scale_interrupts_is_moved_at_once(scene: Scene) -> None:
+    relay = scene.relay()
+    scene.write(5)
+    assert relay.move(scene.own) == 5
+    scene.client.streams.scale(STREAM, split=[0])
+    scene.write(10)
+    assert relay.move(scene.own) == 10
+    scene.check()
+    scene.client.streams.seal(STREAM)
+    scene.write(1)
+    with pytest.raises(rg.SealedError):
+        relay.move(scene.own)

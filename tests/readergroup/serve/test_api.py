@@ -55,6 +55,14 @@ def test_an_unknown_group_is_not_found_and_a_name_is_percent_decoded(store_url: 
             assert set(answer.json()) == {"error"}
 
 
+def test_addresses_with_a_newline_do_not_exist_and_a_wrong_method_is_told_the_right_ones(store_url: str) -> None:
+    with filled(store_url) as client, viewed(client) as browser:
+        for path in ("/%0A", "/page.js%0A", "/page.css%0a"):
+            assert browser.get(path).status_code == 404, path
+        answer = browser.get("/login")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
 def test_metrics_are_those_of_the_group(store_url: str) -> None:
     with filled(store_url) as client, viewed(client, sample_interval_seconds=0.05) as browser:
         group = client.groups.get(GROUP)

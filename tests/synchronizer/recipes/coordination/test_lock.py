@@ -149,6 +149,25 @@ def test_a_thread_that_holds_the_lock_is_refused_and_may_come_back_later(store: 
         held.check()
 
 
+def test_a_new_thread_with_the_id_of_one_that_has_ended_does_not_hold_its_lock(store: SegmentStore) -> None:
+    lock = a_lock(store)
+    first = CallInThread(lambda: (threading.get_ident(), lock.acquire(timeout=LONG))).ended()
+    assert isinstance(first, tuple)
+    ident, held = first
+
+    def acquire() -> int:
+        with pytest.raises(DeadlineExceededError):
+            lock.acquire(timeout=0.0)
+        return threading.get_ident()
+
+    with held:
+        for _ in range(100):
+            if (found := CallInThread(acquire).ended()) == ident:
+                return
+            assert isinstance(found, int), found
+    pytest.skip("the system uses no id again")
+
+
 def test_who_releases_twice_does_not_release_what_he_has_acquired_since(store: SegmentStore) -> None:
     lock = a_lock(store)
     first = lock.acquire(timeout=LONG)
