@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from synchronizer import ClosedError, ReaderGroupError
+from synchronizer import ClosedError, DeadlineExceededError, ReaderGroupError
 
 from ..closable import noted
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
@@ -153,7 +153,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         """Call ``write``, which waits for room itself, in a thread. The calls of several tasks take turns."""
         self._without_room += 1  # later events wait, which keeps the order of the calls
         try:
-            await self._room.acquire()
+            await self._take_turn(asyncio.get_running_loop().time() + self.timeout)
         except BaseException:
             self._without_room -= 1
             raise
@@ -178,21 +178,36 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             write()
         else:
             self._without_room += 1
+            until = asyncio.get_running_loop().time() + self.timeout
             try:
-                async with self._room:  # one task of the writer waits in a thread
+                await self._take_turn(until)  # one task of the writer waits in a thread
+                try:
                     while not writer.has_room and writer.failure is None:
-                        await self._wait_for_room()
+                        await self._wait_for_room(until)
                     write()
+                finally:
+                    self._room.release()
             finally:
                 self._without_room -= 1
         if wait:
             await self._stored()
 
-    async def _wait_for_room(self) -> None:
+    async def _take_turn(self, until: float) -> None:
+        try:
+            async with asyncio.timeout_at(until):
+                await self._room.acquire()
+        except TimeoutError:
+            self._wrapped.wait_for_room(timeout=0.0)  # raises what is to be said, unless there is room by now
+            raise DeadlineExceededError(
+                "other tasks waited for room first; this call wrote nothing, repeat it", stream=self.stream
+            ) from None
+
+    async def _wait_for_room(self, until: float) -> None:
         """Wait for room, or for the end of a wait that a cancelled call has left in its thread."""
         own = None
         if self._waiting is None:
-            self._waiting = own = self._calls.begin(self._wrapped.wait_for_room)
+            left = max(0.0, until - asyncio.get_running_loop().time())
+            self._waiting = own = self._calls.begin(partial(self._wrapped.wait_for_room, timeout=left))
         await asyncio.wait([self._waiting])
         self._waiting = None
         if own is not None:

@@ -545,9 +545,9 @@ class EventWriter(Generic[T]):
                 "the store has accepted nothing for longer than the timeout; this call wrote nothing"
             )
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, timeout: float | None = None) -> None:
         """Wait until there is room for more events, or the writer fails."""
-        deadline = Deadline(self._clock, self.timeout)
+        deadline = Deadline(self._clock, self.timeout if timeout is None else timeout)
         while True:
             with self._lock:
                 if self._unstored <= MAX_UNSTORED_BYTES or self._failure is not None:
@@ -562,9 +562,9 @@ class EventWriter(Generic[T]):
         """Whether a write would not wait for room."""
         return self._unstored <= MAX_UNSTORED_BYTES
 
-    def wait_for_room(self) -> None:
+    def wait_for_room(self, *, timeout: float | None = None) -> None:
         """Wait for room, as `write` does, without writing. Returns also if the writer has failed."""
-        self._wait_for_room()
+        self._wait_for_room(timeout)
 
     def transaction(self) -> Transaction[T]:
         """Begin a transaction: ``with writer.transaction() as txn: txn.write(...)`` stores all its events or none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 
 import pyarrow
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import readergroup as rg
 from readergroup import aio
 from readergroup.streams.data.write_batch import MAX_UNSTORED_BYTES
+from synchronizer.testing import FailingStore
 from tests.readergroup.aio.loops import STREAM, HangingStore, run, until
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -75,6 +77,31 @@ def test_durable_writes_in_flight_at_once_share_commits() -> None:
                 await asyncio.gather(*writes)
                 assert store.count("append") - before < 4
                 assert sorted(await stored(client)) == sorted(b"%d" % number for number in range(1000))
+
+    run(test())
+
+
+def test_tasks_that_wait_for_room_wait_no_longer_than_the_timeout() -> None:
+    async def test() -> None:
+        store = FailingStore(rg.connect("memory://").store)
+        async with aio.Client(store) as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM, timeout=0.5) as writer:
+                store.unavailable = True
+                with suppress(rg.DeadlineExceededError):
+                    while True:
+                        await writer.write(bytes(1 << 20))
+
+                async def late() -> float:
+                    begun = asyncio.get_running_loop().time()
+                    with pytest.raises(rg.DeadlineExceededError, match="wrote nothing"):
+                        await writer.write(b"late")
+                    return asyncio.get_running_loop().time() - begun
+
+                waited = await asyncio.gather(*(late() for _ in range(20)))
+                assert max(waited) < 10 * 0.5, waited  # not 20
+                store.unavailable = False
+                await writer.flush(timeout=1000)
 
     run(test())
 
