@@ -17,7 +17,7 @@ from .model.config import ReaderGroupConfig, are_names
 from .model.positions import positions
 from .model.state import ReaderGroupState
 from .model.updates import ConfigureGroup, ConfigureStreams, RecordWeights, StreamStart
-from .starting import configured_start, stream_start
+from .starting import check_end, configured_start, stream_start
 from .updater import GroupUpdater, check_same_stream
 
 if TYPE_CHECKING:  # a list of groups loads no streams
@@ -121,6 +121,7 @@ class _Configuring:
             check_same_stream(metadata, state.streams[stream].incarnation)
             here = {segment: offsets[segment] for segment in state.offsets if stream_of(segment) == stream}
             cut = self._updater.streams.resolve(metadata, state.cuts_at(here)[stream])
+            check_end(self._after, metadata, self._updater.streams)
             starts[stream] = stream_start(metadata, cut, self._after.end.get(stream))
         values = ((lease_attribute(str(found.lease)), lease_value(found, leases)) for found in readers)
         unchanged = {name: AttributeChange(value, value) for name, value in values if value is not None}

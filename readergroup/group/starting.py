@@ -46,7 +46,16 @@ def configured_start(
         cut = cut_at(streams, stream, datetime.fromisoformat(place), timeout=timeout)
     else:
         cut = streams.resolve(metadata, cast(Place, place), timeout=timeout)
+    check_end(config, metadata, streams, timeout=timeout)
     return stream_start(metadata, cut, config.end.get(stream))
+
+
+def check_end(
+    config: ReaderGroupConfig, metadata: StreamState, streams: StreamManager, *, timeout: float | None = None
+) -> None:
+    """Raise `InvalidArgumentError` if the end of the stream in the config is not between two events of it."""
+    if (end := config.end.get(metadata.name)) is not None:
+        streams.resolve(metadata, end, timeout=timeout, argument="end")
 
 
 def stream_start(metadata: StreamState, start: StreamCut, end: StreamCut | None) -> StreamStart:

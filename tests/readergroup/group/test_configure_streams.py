@@ -275,3 +275,20 @@ def test_a_stream_that_does_not_exist_is_not_added(world: World) -> None:
     with pytest.raises(rg.NotFoundError):
         world.group.configure(streams=[STREAM, "shop/unknown"])
     assert world.group.configure(streams=[STREAM]).streams == (STREAM,)
+
+
+def test_an_end_that_is_not_between_two_events_is_refused() -> None:
+    with rg.connect("memory://") as client:
+        stream = client.streams.create("shop/ends").head
+        with client.writer("shop/ends") as writer:
+            for number in range(5):
+                writer.write(b"%d" % number)
+        for offset in (7, 10**12):
+            wrong = stream.model_copy(update={"offsets": {rg.SegmentId("shop/ends/0"): offset}})
+            with pytest.raises(rg.InvalidArgumentError, match="offset"):
+                client.groups.create("wrong", streams=["shop/ends"], end={"shop/ends": wrong})
+            group = client.groups.create("whole", streams=["shop/ends"])
+            with pytest.raises(rg.InvalidArgumentError, match="offset"):
+                group.configure(end={"shop/ends": wrong})
+        group.configure(end={"shop/ends": client.streams.info("shop/ends").tail})
+        assert list(client.groups.list()) == ["whole"]
