@@ -99,6 +99,6 @@ class SharedCounter(Shared[CounterState]):
 def _checked(value: object, name: str = "value") -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidArgumentError(f"{name} of a counter must be an int", found=type(value).__name__)
-    if abs(value) > _LARGEST:
+    if not -_LARGEST - 1 <= value <= _LARGEST:
         raise InvalidArgumentError("the value exceeds the 64 bits of a counter", value=value)
     return value

@@ -55,7 +55,7 @@ def test_an_answer_that_was_lost_counts_once(two: Two, store: FailingStore) -> N
 
 
 @pytest.mark.stores("memory")
-@pytest.mark.parametrize("amount", ["1", 1.0, True, 2**63, None])
+@pytest.mark.parametrize("amount", ["1", 1.0, True, 2**63, -(2**63) - 1, None])
 def test_what_is_no_whole_number_of_64_bits_is_refused(amount: Any, two: Two) -> None:
     counter, _ = two
     for call in (counter.add, counter.put, lambda amount: counter.replace(amount, 0)):
@@ -70,6 +70,10 @@ def test_the_sum_has_64_bits_too_and_what_is_beyond_is_not_written(two: Two) -> 
     with pytest.raises(InvalidArgumentError, match="64 bits"):
         other.add()
     assert other.add(-1) == 2**63 - 2
+    one.put(-(2**63))
+    with pytest.raises(InvalidArgumentError, match="64 bits"):
+        other.add(-1)
+    assert other.add(1) == -(2**63) + 1
 
 
 def test_listeners_hear_each_value(two: Two) -> None:
