@@ -378,6 +378,21 @@ class News:
         return self._event
 
 
+def deadline_after(timeout: float | None) -> float:
+    """Return the time on the loop's clock in ``timeout`` seconds; None is for ever."""
+    return float("inf") if timeout is None else asyncio.get_running_loop().time() + timeout
+
+
+def remaining(deadline: float) -> float:
+    """Return the seconds until the deadline, at least 0."""
+    return max(0.0, deadline - asyncio.get_running_loop().time())
+
+
+def timeout_at(deadline: float) -> asyncio.Timeout:
+    """Return ``asyncio.timeout_at`` for any deadline: not every loop takes a timer that never ends."""
+    return asyncio.timeout(None if deadline == float("inf") else remaining(deadline))
+
+
 async def wait_until_set(event: asyncio.Event, timeout: float | None) -> bool:
     """Return whether ``event`` was set within ``timeout`` seconds; None or infinity waits as long as it takes."""
     if timeout is None or timeout == float("inf"):

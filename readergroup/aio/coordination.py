@@ -15,7 +15,7 @@ from synchronizer.arguments import check_duration
 from synchronizer.recipes.coordination.barrier import Arrival
 from synchronizer.recipes.coordination.lock import LockRequest
 
-from .calls import Calls, wait_until_set
+from .calls import Calls, deadline_after, remaining, timeout_at, wait_until_set
 from .facade import AwaitedProperty, ClosableFacade, Facade, Plain, awaited
 from .listeners import on_loop
 from .state import Changes
@@ -23,14 +23,6 @@ from .state import Changes
 Elected = TypeVar("Elected", bound=Callable[[int], object])
 Lost = TypeVar("Lost", bound=Callable[[], object])
 Told = TypeVar("Told", bound=Callable[[str], object])
-
-
-def _deadline(timeout: float | None) -> float:
-    return float("inf") if timeout is None else asyncio.get_running_loop().time() + timeout
-
-
-def _remaining(deadline: float) -> float:
-    return max(0.0, deadline - asyncio.get_running_loop().time())
 
 
 class HeldLock(Facade[sync.HeldLock]):
@@ -83,9 +75,9 @@ class TaskLock:
             raise InvalidArgumentError(
                 f"this task already holds the {lock.kind}; use the object that acquiring it returned", name=lock.name
             )
-        deadline = _deadline(lock.synchronizer.timeout if timeout is None else timeout)
+        deadline = deadline_after(lock.synchronizer.timeout if timeout is None else timeout)
         try:
-            async with asyncio.timeout(None if deadline == float("inf") else _remaining(deadline)):
+            async with timeout_at(deadline):
                 await self._queue.acquire()
         except TimeoutError:
             raise _not_in_time(lock) from None
@@ -108,13 +100,13 @@ class TaskLock:
                 if (held := request.take()) is not None:
                     return held
                 if not request.has_joined:  # not yet, or its lease expired during a pause
-                    join = partial(_join, request, news.ring, _remaining(deadline))
+                    join = partial(_join, request, news.ring, remaining(deadline))
                     await self._calls.run(join, undo=lambda _: request.leave())
-                elif not _remaining(deadline):
+                elif not remaining(deadline):
                     await self._calls.run(request.give_up, is_certain=True)
                     break
                 else:
-                    await wait_until_set(ring, _remaining(deadline))
+                    await wait_until_set(ring, remaining(deadline))
         except BaseException:
             self._calls.start(request.leave)
             raise
@@ -168,7 +160,7 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
             DeadlineExceededError: Another candidate still leads at the deadline. This one has withdrawn.
         """
         check_duration(timeout, "timeout", or_none=True)
-        election, deadline = self._wrapped, _deadline(timeout)
+        election, deadline = self._wrapped, deadline_after(timeout)
         took_part = True
 
         def begin() -> None:
@@ -189,14 +181,14 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
                 election.check_open()
                 if election.is_leader or not election.is_candidate:
                     break
-                if not _remaining(deadline):
+                if not remaining(deadline):
                     raise DeadlineExceededError(
                         "another candidate is the leader; campaign again, or use a longer timeout",
                         election=self.name,
                         candidate=self.candidate_id,
                         timeout=timeout,
                     )
-                await wait_until_set(ring, _remaining(deadline))
+                await wait_until_set(ring, remaining(deadline))
         except DeadlineExceededError:
             with suppress(ReaderGroupError):
                 await self._thread.call(election.resign, is_certain=True)
@@ -324,17 +316,17 @@ class Barrier(ClosableFacade[sync.Barrier]):
             timeout: Seconds to wait. Default: the client's.
         """
         check_duration(timeout, "timeout", or_none=True)
-        deadline = _deadline(self._wrapped.synchronizer.timeout if timeout is None else timeout)
+        deadline = deadline_after(self._wrapped.synchronizer.timeout if timeout is None else timeout)
         news = self._calls.news()
         arrival = self._wrapped.arrival()
         try:
             await self._calls.run(
-                partial(_arrive, arrival, news.ring, _remaining(deadline)), undo=lambda _: arrival.leave()
+                partial(_arrive, arrival, news.ring, remaining(deadline)), undo=lambda _: arrival.leave()
             )
             while True:
                 ring = news.next_ring()
                 in_time = arrival.is_over or self._calls.closed
-                if in_time or not await wait_until_set(ring, _remaining(deadline)):
+                if in_time or not await wait_until_set(ring, remaining(deadline)):
                     break
             index = await self._calls.run(partial(arrival.index, in_time=in_time))
         except BaseException:

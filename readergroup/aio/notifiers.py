@@ -13,7 +13,7 @@ from notifications.mailbox import Mailbox
 from synchronizer import ClosedError, DeadlineExceededError
 from synchronizer.arguments import check_duration
 
-from .calls import Calls, wait_until_set
+from .calls import Calls, deadline_after, remaining, wait_until_set
 from .facade import Facade, Plain, awaited
 from .listeners import on_loop
 
@@ -45,8 +45,7 @@ class _Inbox(Generic[N]):
         Raises:
             ClosedError: The inbox or the client is closed.
         """
-        loop = asyncio.get_running_loop()
-        until = None if timeout is None else loop.time() + timeout
+        deadline = deadline_after(timeout)
         while True:
             ring = self._news.next_ring()
             notification = self._mailbox.take()
@@ -54,7 +53,7 @@ class _Inbox(Generic[N]):
                 return notification
             if self._mailbox.closed or self._calls.closed:
                 raise ClosedError("the listeners were unregistered, or the client was closed")
-            if not await wait_until_set(ring, None if until is None else max(0.0, until - loop.time())):
+            if not await wait_until_set(ring, remaining(deadline)):
                 return self._mailbox.take()
 
 

@@ -24,7 +24,7 @@ from synchronizer.arguments import check_duration
 from synchronizer.callables import check_callable, check_returned
 from synchronizer.recipes.collections.shared import Shared
 
-from .calls import Calls, News, wait_until_set
+from .calls import Calls, News, deadline_after, remaining, wait_until_set
 from .facade import ClosableFacade, Plain, awaited
 from .listeners import on_loop
 
@@ -183,10 +183,9 @@ class StateSynchronizer(ClosableFacade[sync.StateSynchronizer[S]], Generic[S]):
         """
         check_callable(predicate, "a predicate", name=self._wrapped.name)
         check_duration(timeout, "timeout", or_none=True)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._wrapped.timeout if timeout is None else timeout)
+        deadline = deadline_after(self._wrapped.timeout if timeout is None else timeout)
         async with self._changes.followed() as news:
-            await self._changes.fetch(max(0.0, deadline - loop.time()))
+            await self._changes.fetch(remaining(deadline))
             while True:
                 ring = news.next_ring()
                 self._changes.check_open()
@@ -196,11 +195,11 @@ class StateSynchronizer(ClosableFacade[sync.StateSynchronizer[S]], Generic[S]):
                     check_returned(holds, "a predicate", name=self._wrapped.name)
                     if holds:
                         return state
-                remaining = max(0.0, deadline - loop.time())
-                if not remaining:
+                left = remaining(deadline)
+                if not left:
                     raise DeadlineExceededError("no state fulfilled the predicate in time", name=self._wrapped.name)
-                if not await wait_until_set(ring, min(remaining, self._wrapped.timeout or remaining)):
-                    await self._changes.fetch(max(0.0, deadline - loop.time()))
+                if not await wait_until_set(ring, min(left, self._wrapped.timeout or left)):
+                    await self._changes.fetch(remaining(deadline))
 
     def watch(self) -> AsyncIterator[S]:
         """Yield the current state, then the newest one after each change, until the synchronizer is closed."""

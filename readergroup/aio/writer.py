@@ -15,7 +15,7 @@ from ..closable import noted
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
 from ..streams.transactions.transaction import Transaction as SyncTransaction
 from ..streams.writing.writer import EventWriter as SyncWriter
-from .calls import Calls, retrieve
+from .calls import Calls, deadline_after, remaining, retrieve, timeout_at
 from .facade import ClosableFacade, Opening, Plain
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         """Call ``write``, which waits for room itself, in a thread. The calls of several tasks take turns."""
         self._without_room += 1  # later events wait, which keeps the order of the calls
         try:
-            await self._take_turn(asyncio.get_running_loop().time() + self.timeout)
+            await self._take_turn(deadline_after(self.timeout))
         except BaseException:
             self._without_room -= 1
             raise
@@ -178,12 +178,12 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             write()
         else:
             self._without_room += 1
-            until = asyncio.get_running_loop().time() + self.timeout
+            deadline = deadline_after(self.timeout)
             try:
-                await self._take_turn(until)  # one task of the writer waits in a thread
+                await self._take_turn(deadline)  # one task of the writer waits in a thread
                 try:
                     while not writer.has_room and writer.failure is None:
-                        await self._wait_for_room(until)
+                        await self._wait_for_room(deadline)
                     write()
                 finally:
                     self._room.release()
@@ -192,9 +192,9 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         if wait:
             await self._stored()
 
-    async def _take_turn(self, until: float) -> None:
+    async def _take_turn(self, deadline: float) -> None:
         try:
-            async with asyncio.timeout_at(until):
+            async with timeout_at(deadline):
                 await self._room.acquire()
         except TimeoutError:
             self._wrapped.wait_for_room(timeout=0.0)  # raises what is to be said, unless there is room by now
@@ -202,12 +202,12 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
                 "other tasks waited for room first; this call wrote nothing, repeat it", stream=self.stream
             ) from None
 
-    async def _wait_for_room(self, until: float) -> None:
+    async def _wait_for_room(self, deadline: float) -> None:
         """Wait for room, or for the end of a wait that a cancelled call has left in its thread."""
         own = None
         if self._waiting is None:
-            left = max(0.0, until - asyncio.get_running_loop().time())
-            self._waiting = own = self._calls.begin(partial(self._wrapped.wait_for_room, timeout=left))
+            wait = partial(self._wrapped.wait_for_room, timeout=remaining(deadline))
+            self._waiting = own = self._calls.begin(wait)
         await asyncio.wait([self._waiting])
         self._waiting = None
         if own is not None:

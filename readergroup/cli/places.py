@@ -17,8 +17,8 @@ from .times import TIME_HELP, parse_time
 
 PLACE_HELP: Final = f"head, tail, {TIME_HELP}, or a cut as 'stream info --json' or the library prints it"
 _STEP: Final = 1000
-#: How often a command that goes on looks for new events.
-_LOOK_SECONDS: Final = 0.25
+#: How often a command that reads looks for new events, and whether it is at the end.
+LOOK_SECONDS: Final = 0.25
 
 
 def cut_of(client: rg.Client, stream: str, option: str, text: str) -> rg.StreamCut:
@@ -65,7 +65,7 @@ def batches_from(
         if left <= 0 or info.sealed:
             return
         at = info.tail
-        client.clock.wait(never, _LOOK_SECONDS)
+        client.clock.wait(never, LOOK_SECONDS)
 
 
 def read_range(client: rg.Client, segment_range: rg.SegmentRange) -> Iterator[rg.Event[bytes]]:

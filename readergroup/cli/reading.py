@@ -13,14 +13,12 @@ import typer
 import readergroup as rg
 
 from .escaping import printable
-from .places import PLACE_HELP, batches_between, batches_from, cut_of
+from .places import LOOK_SECONDS, PLACE_HELP, batches_between, batches_from, cut_of
 from .screen import count, json_text, progress, stdout_may_end_on_a_terminal, warn
 from .session import Interruption, UntilInterrupted, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import Name
 
 _BATCH: Final = 1000
-#: How long the command waits for new events before it checks whether it is at the end.
-_LOOK_SECONDS: Final = 0.25
 
 
 def read(
@@ -123,7 +121,7 @@ def _batches(
     left = limit
     while not interruption.came and (left is None or left > 0):
         try:
-            batch = reader.read_batch(_BATCH if left is None else min(_BATCH, left), timeout=_LOOK_SECONDS)
+            batch = reader.read_batch(_BATCH if left is None else min(_BATCH, left), timeout=LOOK_SECONDS)
         except rg.EndOfDataError:
             return
         except rg.TruncatedError as error:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -115,7 +115,8 @@ class Commands(TyperGroup):
         return super().resolve_command(context, arguments)
 
     def _what_there_is(self, name: str, path: str) -> str:
-        found = [f"'{path} {group} {name}'" for group, each in self.commands.items() if name in _commands_of(each)]
+        groups = [group for group, each in self.commands.items() if name in getattr(each, "commands", ())]
+        found = [f"'{path} {group} {name}'" for group in groups]
         if found:
             return f"there is {', '.join(found)}"
         return f"'{path} --help' lists those that there are: {', '.join(self.commands)}"
@@ -140,10 +141,6 @@ class Commands(TyperGroup):
             exit_code = _fail(_with_place(error), getattr(error, "exit_code", USAGE_ERROR))
         _forget_what_cannot_be_printed()
         sys.exit(exit_code or 0)
-
-
-def _commands_of(command: object) -> Container[str]:
-    return getattr(command, "commands", ())
 
 
 def _with_place(error: Any) -> str:

@@ -123,7 +123,7 @@ class Access:
         await (refusal or self._inner)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        path = _path(scope)
+        path = path_below(scope)
         if len(path) > MAX_PATH or len(scope.get("query_string", b"")) > MAX_QUERY:
             return refused(414, "the address is too long")
         if self._hosts is not None and _host_name(headers.get("host", "")) not in self._hosts:
@@ -161,7 +161,7 @@ def refused(status: int, why: str, headers: dict[str, str] | None = None) -> Res
     return JSONResponse({"error": why}, status, headers)
 
 
-def _path(scope: Scope) -> str:
+def path_below(scope: Scope) -> str:
     """Return the path below the place where the view is mounted."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")

@@ -25,7 +25,7 @@ from ..client import Client
 from ..dead_letters.statuses import Status
 from ..outbox.outbox import Outbox
 from ..scaling.policy import ReaderScalingPolicy
-from .access import LOOPBACK, MAX_BODY, SESSION_SECONDS, Access, Sessions, check_token, refused
+from .access import LOOPBACK, MAX_BODY, SESSION_SECONDS, Access, Sessions, check_token, path_below, refused
 from .changing import CHANGE_SECONDS, CHANGES, LETTER_CHANGES, Login, read
 from .deciding import Decisions
 from .documents import encode, group_document, overview
@@ -134,7 +134,7 @@ class WebView:
     # ------------------------------------------------------------------ the page
 
     async def _page_part(self, request: Request) -> Response:
-        path = request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/"
+        path = path_below(request.scope) or "/"
         if path not in self._page:  # with a newline at the end, which routes do not see
             raise HTTPException(404)
         content, kind = self._page[path]

@@ -112,7 +112,7 @@ def readable(value: Any, *, in_collection: bool) -> Any:
     """Return the value with text in place of bytes, in a form that JSON has, as far as it is not nested too deeply."""
     try:
         return _readable(value, in_collection=in_collection)
-    except RecursionError:
+    except RecursionError:  # at the innermost level that can be shown
         return "..."
 
 

@@ -261,7 +261,7 @@ class EventWriter(Generic[T]):
                 self._write_group([data], routing_key, headers, [event_time])
             return
         if self._unstored > MAX_UNSTORED_BYTES:
-            self._wait_for_room()
+            self.wait_for_room()
         with self._lock:
             try:
                 lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
@@ -348,7 +348,7 @@ class EventWriter(Generic[T]):
     ) -> None:
         check_size(events, headers, self.stream)
         if self._unstored > MAX_UNSTORED_BYTES:
-            self._wait_for_room()
+            self.wait_for_room()
         with self._lock:
             times = self._admitted(event_times)
             try:
@@ -488,7 +488,7 @@ class EventWriter(Generic[T]):
         """Write all these events, or raise and write none."""
         while True:
             if self._unstored > MAX_UNSTORED_BYTES:
-                self._wait_for_room()
+                self.wait_for_room()
             with self._lock:
                 self._check_writable()
                 state, keyless = self._state, self._lanes.next_keyless()
@@ -545,8 +545,8 @@ class EventWriter(Generic[T]):
                 "the store has accepted nothing for longer than the timeout; this call wrote nothing"
             )
 
-    def _wait_for_room(self, timeout: float | None = None) -> None:
-        """Wait until there is room for more events, or the writer fails."""
+    def wait_for_room(self, *, timeout: float | None = None) -> None:
+        """Wait for room, as `write` does, without writing. Returns also if the writer has failed."""
         deadline = Deadline(self._clock, self.timeout if timeout is None else timeout)
         while True:
             with self._lock:
@@ -561,10 +561,6 @@ class EventWriter(Generic[T]):
     def has_room(self) -> bool:
         """Whether a write would not wait for room."""
         return self._unstored <= MAX_UNSTORED_BYTES
-
-    def wait_for_room(self, *, timeout: float | None = None) -> None:
-        """Wait for room, as `write` does, without writing. Returns also if the writer has failed."""
-        self._wait_for_room(timeout)
 
     def transaction(self) -> Transaction[T]:
         """Begin a transaction: ``with writer.transaction() as txn: txn.write(...)`` stores all its events or none.
