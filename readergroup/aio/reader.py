@@ -75,6 +75,8 @@ class Callbacks:
             try:
                 run_on(self._loop, self._call(called, argument))
             except CancelledError:
+                if not self._closed:
+                    raise RuntimeError(f"{what} was cancelled, and the reader was not closed") from None
                 raise ClosedError("the reader was closed before its callback returned") from None
 
         return call

@@ -30,6 +30,13 @@ class LoopEndedError(ClosedError):
     """The event loop has ended, and runs nothing any more, or nothing for this caller."""
 
 
+class HandlerCancelledError(RuntimeError):
+    """The task of a handler was cancelled although its worker goes on: the next one would get the same event."""
+
+    def __init__(self) -> None:
+        super().__init__("the task of the handler was cancelled, by the handler or by other code of the application")
+
+
 def run_on(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, R], *, is_over: Callable[[], bool] = lambda: False
 ) -> R:
@@ -87,10 +94,14 @@ async def attempt(handle: Callable[[Any], Any], what: Any, timeout_seconds: floa
         if is_late:
             task.uncancel()
         if task.cancelling():
-            raise  # the worker ends
+            raise  # what runs the task knows why
         if not is_late:
             raise RuntimeError("the handler raised asyncio.CancelledError, although nothing cancelled it") from error
         returned = None
+    except GeneratorExit as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is None:
+            raise  # it comes from here, not from the handler: this coroutine is closed
+        raise RuntimeError("the handler raised GeneratorExit, which only a coroutine that is closed does") from error
     finally:
         if late is not None:
             late.stop()
@@ -140,9 +151,15 @@ class Awaiting:
         self._timeout_seconds = timeout_seconds
         self._runner = asyncio.Runner()
         self._task: asyncio.Task[object] | None = None
+        self._is_cancelled = False
 
     def __call__(self, what: Any) -> object:
-        return self._runner.run(self._attempt(what))
+        try:
+            return self._runner.run(self._attempt(what))
+        except asyncio.CancelledError as error:
+            if self._is_cancelled:
+                raise
+            raise HandlerCancelledError from error
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Return what the coroutine returns, which runs on the same loop."""
@@ -154,6 +171,7 @@ class Awaiting:
 
     def cancel(self) -> None:
         """Cancel the present call, which then raises `asyncio.CancelledError`. Any thread may call it."""
+        self._is_cancelled = True
         task = self._task
         if task is not None:
             with suppress(RuntimeError):  # the loop is closed

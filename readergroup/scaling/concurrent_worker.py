@@ -20,6 +20,7 @@ from ..group.concurrent_reader import ConcurrentReader
 from ..sinks.place import Place
 from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch, as_read
+from .awaiting import HandlerCancelledError
 from .executors import Executor, FailedAloneError, LoopExecutor, ThreadExecutor
 from .handlers import loop_of
 from .in_flight import InFlight, Item
@@ -45,6 +46,8 @@ _SHORT_SECONDS: Final = 0.02
 _LONG_SECONDS: Final = 0.25
 #: How often positions are stored in a sink.
 _SETTLE_SECONDS: Final = 0.2
+#: How long an event waits that was handled by a task that other code cancelled.
+_SPARED_SECONDS: Final = 0.5
 #: How long a worker that fails waits for the handlers that run.
 _FAILURE_SECONDS: Final = 25.0
 
@@ -395,6 +398,12 @@ class ConcurrentWorker(Worker[T]):
         if isinstance(error, FailedAloneError):
             self._flight.suspend(item)
             self._to_set_aside.append((item, error))
+        elif isinstance(error, HandlerCancelledError) and not item.spared:
+            # An application that is about to end may cancel all its tasks. That is no fault of the event.
+            self._logger.warning("the handler runs again for %s: %s", event.pointer, error)
+            item.spared = True
+            item.attempts -= 1
+            self._flight.failed(item, self._clock.monotonic() + _SPARED_SECONDS)
         elif attempt < retry.attempts:
             delay = self._delay_after(attempt, event, error)
             item.what = as_read(item.what)

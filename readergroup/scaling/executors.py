@@ -18,7 +18,7 @@ from synchronizer.threads.background import BackgroundThread
 
 from ..streams.event import Event, EventBatch
 from ..telemetry.logs import LogAbout
-from .awaiting import attempt, run_on
+from .awaiting import HandlerCancelledError, attempt, run_on
 from .in_flight import Item
 
 R = TypeVar("R")
@@ -191,6 +191,7 @@ class LoopExecutor:
         self._is_pump_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_own = loop is None
+        self._loop_ends = False
         if loop is not None:
             self._loop = loop
             return
@@ -312,9 +313,25 @@ class LoopExecutor:
             raise FailedAloneError(failures)
 
     async def _handle_one(self, what: Any) -> None:
-        returned = await attempt(self._handle, what, self._timeout_seconds)
+        try:
+            returned = await attempt(self._handle, what, self._timeout_seconds)
+        except asyncio.CancelledError as error:
+            if self._is_ending():
+                raise
+            task = asyncio.current_task()
+            while task is not None and task.cancelling():
+                task.uncancel()
+            raise HandlerCancelledError from error
         if returned is not None:
             self._source.check(returned, what)
+
+    def _is_ending(self) -> bool:
+        """Whether the worker or the loop of the application ends. A loop that ends cancels all its tasks."""
+        if self._closed:
+            return True
+        if not self._is_own and not self._loop_ends:
+            self._loop_ends = all(task.cancelling() for task in asyncio.all_tasks())
+        return self._loop_ends
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -59,7 +59,7 @@ class Lane(Generic[W]):
 class Item(Generic[W]):
     """An event or a batch, with which a handler is called once.
 
-    The worker keeps its own notes on it in ``attempts``, ``slot`` and ``singly``.
+    The worker keeps its own notes on it in ``attempts``, ``slot``, ``singly`` and ``spared``.
     """
 
     __slots__ = (  # fmt: skip
@@ -76,6 +76,7 @@ class Item(Generic[W]):
         "singly",
         "size",
         "slot",
+        "spared",
         "what",
     )
     lane: Lane[W]
@@ -100,6 +101,7 @@ class Item(Generic[W]):
         self.attempts = 0  # that failed
         self.slot = -1
         self.singly = False
+        self.spared = False
 
 
 class InFlight(Generic[W]):

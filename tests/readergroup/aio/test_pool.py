@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,69 @@ def test_failed_events_are_retried_and_set_aside() -> None:
             async with dead.reader() as reader:
                 letter = await reader.read()
                 assert letter is not None and b"handler_timeout_seconds" in letter.raw
+
+    run(test())
+
+
+async def cancel_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(1000)
+
+
+async def raise_generator_exit() -> None:
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("end", [cancel_itself, raise_generator_exit])
+def test_an_event_whose_handler_ends_its_task_is_set_aside(
+    end: Callable[[], Awaitable[None]], concurrency: int
+) -> None:
+    async def test() -> None:
+        handled = []
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            if event.raw == b"3":
+                await end()
+            handled.append(event.raw)
+
+        async with aio.connect("memory://") as client:
+            await client.streams.create(DONE)
+            group = await billing(client, 10)
+            retry = rg.RetryPolicy(attempts=2, first_delay_seconds=0.001, dead_letters=DONE)
+            await (await group.pool(handle, concurrency=concurrency, retry=retry)).run()
+            assert sorted(handled) == [b"%d" % number for number in range(10) if number != 3]
+            letters = [stored.letter async for stored in client.dead_letters(DONE).list()]
+            assert [letter.data for letter in letters] == [b"3"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_cancellation_of_all_tasks_is_no_fault_of_an_event(concurrency: int) -> None:
+    async def test() -> None:
+        begun = Counter[bytes]()
+        is_begun = asyncio.Event()
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            begun[event.raw] += 1
+            if len(begun) == concurrency and not is_begun.is_set():
+                is_begun.set()
+                await asyncio.sleep(1000)
+            if not is_begun.is_set():
+                await asyncio.sleep(1000)
+
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 10)
+            async with group.pool(handle, concurrency=concurrency) as pool:
+                await is_begun.wait()
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                await pool.join()
+            assert sorted(begun) == [b"%d" % number for number in range(10)]
+            assert sorted(begun.values()) == [1] * (10 - concurrency) + [2] * concurrency
 
     run(test())
 

@@ -423,7 +423,11 @@ class _Ended(BaseException):
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("concurrency", [1, 3])
-@pytest.mark.parametrize("error", [SystemExit("enough"), asyncio.CancelledError("enough"), _Ended("enough")], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit("enough"), asyncio.CancelledError("enough"), GeneratorExit("enough"), _Ended("enough")],
+    ids=repr,
+)
 def test_a_handler_that_exits_its_thread_has_failed(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, error: BaseException, concurrency: int, is_async: bool
 ) -> None:
@@ -443,6 +447,27 @@ def test_a_handler_that_exits_its_thread_has_failed(
     (letter,) = dead_letters(client, DEAD)
     assert letter.data.attempts == 2
     assert type(error).__name__ in letter.data.error
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_handler_that_cancels_its_own_task_has_failed(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, concurrency: int
+) -> None:
+    client.streams.create(DEAD)
+    written = one_key(client, 20)
+
+    async def handle(event: rg.Event[bytes]) -> None:
+        if event.raw == b"e00007":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(1000)
+        diary.note(event)
+
+    group.pool(handle, concurrency=concurrency, retry=fast(2, DEAD)).run()
+    assert sorted(diary.texts) == [text for text in written if text != "e00007"]
+    (letter,) = dead_letters(client, DEAD)
+    assert "the task of the handler was cancelled" in letter.data.error
 
 
 def test_without_dead_letters_a_handler_that_exits_its_thread_ends_the_pool(
