@@ -15,7 +15,7 @@ from synchronizer import ClosedError, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
 from synchronizer.callables import check_callable, check_returned, is_async
 from synchronizer.loggers import get_logger
-from synchronizer.threads.background import BackgroundThread, raise_interrupt
+from synchronizer.threads.background import BackgroundThread, raise_interrupt, waits_for_caller
 from synchronizer.threads.loading import loading
 
 from .mailbox import Mailbox, N
@@ -77,7 +77,7 @@ class Subscription(Generic[N]):
     @property
     def is_this_thread(self) -> bool:
         """Whether the caller runs in this subscription's thread, that is, inside a call of the listener."""
-        return self._thread is threading.current_thread()
+        return self._thread is not None and waits_for_caller(self._thread)
 
     @property
     def is_this_loop(self) -> bool:

@@ -1,9 +1,10 @@
 """Runs blocking calls in threads, and brings their outcomes back to the event loop.
 
-Two bounded pools for each client. Calls whose time the store's timeouts bound share the first one. Calls that wait for
-other processes or tasks, such as a checkpoint for its readers, share the second one, so that they cannot keep the
-others from running. A call that has begun in a thread cannot be cancelled: it runs to its end, and its result is
-dropped, or undone if something was opened.
+Three bounded pools for each client. Calls whose time the store's timeouts bound share the first one. Calls that wait
+for other processes or tasks, such as a checkpoint for its readers, share the second one, so that they cannot keep the
+others from running. What closes or releases something has the third one, for others may wait for just that. A call that
+has begun in a thread cannot be cancelled: it runs to its end, and its result is dropped, or undone if something was
+opened.
 """
 
 from __future__ import annotations
@@ -20,19 +21,24 @@ from weakref import WeakSet
 
 from synchronizer import ClosedError, StoreUnavailableError
 from synchronizer.loggers import get_logger
-from synchronizer.threads.background import BackgroundThread
+from synchronizer.threads.background import BackgroundThread, waits_for_caller
 
 R = TypeVar("R")
 
-#: The number of threads for calls that the store's timeouts bound, and for calls that wait for others.
+#: The number of threads for calls that the store's timeouts bound, for calls that wait for others, and for ends.
 CALL_THREADS: Final = 16
-WAIT_THREADS: Final = 16
+WAIT_THREADS: Final = 64
+END_THREADS: Final = 16
 #: A thread without work ends after this time.
 IDLE_SECONDS: Final = 5.0
 #: How long closing waits for calls that run.
 CLOSE_SECONDS: Final = 5.0
 
 _logger = get_logger(__name__)
+
+
+class NotBegunError(Exception):
+    """No thread was free in time. The function was not called, and will not be."""
 
 
 class _Call(Generic[R]):
@@ -91,7 +97,7 @@ class _Call(Generic[R]):
 
     def _deliver(self, result: R | None, error: BaseException | None) -> None:
         """Give the outcome to the task that waits. Runs on the loop."""
-        if self.future.cancelled():
+        if self.future.done():
             return
         if error is not None:
             self.future.set_exception(error)
@@ -158,6 +164,37 @@ class Threads:
         except BaseException:
             call.give_up()
             raise
+
+    async def call_until(self, deadline: float, function: Callable[[float], R]) -> R:
+        """Return what ``function(timeout)`` returns in a thread, with the seconds that are left when one is free.
+
+        Args:
+            deadline: On the loop's clock.
+            function: Takes the time that it may use.
+
+        Raises:
+            NotBegunError: No thread was free until the deadline.
+        """
+        loop = asyncio.get_running_loop()
+        turn = threading.Lock()  # who takes it first says whether the function is called
+
+        def call() -> R:
+            if not turn.acquire(blocking=False):
+                raise NotBegunError
+            return function(max(0.0, deadline - loop.time()))
+
+        def end() -> None:
+            if not calling.done() and turn.acquire(blocking=False):
+                calling.set_exception(NotBegunError())
+
+        calling = self.start(call)
+        if deadline == float("inf"):
+            return await calling
+        timer = loop.call_at(deadline, end)
+        try:
+            return await calling
+        finally:
+            timer.cancel()
 
     async def end(self, function: Callable[[], object]) -> None:
         """Run what closes or releases something, even if this task is cancelled before it begins.
@@ -243,8 +280,10 @@ class Threads:
 
     @property
     def running(self) -> int:
-        """The number of threads that have not ended."""
-        return len(self._threads)
+        """The number of threads that have not ended, and do not wait for the caller."""
+        with self._work:
+            threads = list(self._threads)
+        return sum(not waits_for_caller(thread) for thread in threads)
 
 
 def retrieve(future: asyncio.Future[Any]) -> None:
@@ -258,12 +297,13 @@ class ClosedFirst(Protocol):
 
 
 class Calls:
-    """The threads of one client: pools for its calls, and single threads for its readers and transactions."""
+    """The threads of one client: pools for its calls, and own threads for its readers, transactions and queues."""
 
     def __init__(self) -> None:
         self._calls = Threads("readergroup.aio call", CALL_THREADS)
         self._waits = Threads("readergroup.aio wait", WAIT_THREADS)
-        self._single: WeakSet[Threads] = WeakSet()
+        self._ends = Threads("readergroup.aio end", END_THREADS)
+        self._own: WeakSet[Threads] = WeakSet()
         self._news: WeakSet[News] = WeakSet()
         #: What is closed while all else of the client still works.
         self.closed_first: set[ClosedFirst] = set()
@@ -289,10 +329,9 @@ class Calls:
         threads = self._waits if waits else self._calls
         return await threads.call(function, undo=undo, is_certain=is_certain)
 
-    async def end(self, function: Callable[[], object], *, waits: bool = False) -> None:
+    async def end(self, function: Callable[[], object]) -> None:
         """Run what closes or releases something, as `Threads.end`."""
-        threads = self._waits if waits else self._calls
-        await threads.end(function)
+        await self._ends.end(function)
 
     def begin(self, function: Callable[[], R]) -> asyncio.Future[R]:
         """Run ``function`` in a thread; return a future for tasks that come and go."""
@@ -304,9 +343,16 @@ class Calls:
 
     def single(self, name: str, *, is_same: bool = False) -> Threads:
         """Return one thread for calls that must not run at the same time; ``is_same``: always the same thread."""
+        return self._new_threads(name, 1, float("inf") if is_same else IDLE_SECONDS)
+
+    def several(self, name: str, most: int) -> Threads:
+        """Return threads for calls that wait for each other, so that they keep no others from running."""
+        return self._new_threads(name, most, IDLE_SECONDS)
+
+    def _new_threads(self, name: str, most: int, idle_seconds: float) -> Threads:
         self.check_open()
-        threads = Threads(f"readergroup.aio {name}", 1, idle_seconds=float("inf") if is_same else IDLE_SECONDS)
-        self._single.add(threads)
+        threads = Threads(f"readergroup.aio {name}", most, idle_seconds=idle_seconds)
+        self._own.add(threads)
         return threads
 
     def news(self) -> News:
@@ -326,16 +372,20 @@ class Calls:
         for news in list(self._news):
             news.ring()
 
+    @property
+    def _all(self) -> list[Threads]:
+        return [self._calls, self._waits, self._ends, *self._own]
+
     def end_threads(self) -> None:
         """Take no more calls. Does not wait for those that arrived."""
         self.end_waits()
-        for threads in (self._calls, self._waits, *self._single):
+        for threads in self._all:
             threads.close()
 
     async def close(self) -> None:
         """Take no more calls, and wait up to 5 s until the running ones and the threads have ended."""
         self.end_waits()
-        await close_threads([self._calls, self._waits, *self._single])
+        await close_threads(self._all)
 
 
 async def close_threads(groups: list[Threads]) -> None:

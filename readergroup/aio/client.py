@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -374,7 +375,8 @@ class Client:
 
         # A thread of its own, because the others may all wait for the store.
         with starting("readergroup.aio close"):
-            threading.Thread(target=close, name="readergroup.aio close", daemon=True).start()
+            run = partial(contextvars.copy_context().run, close)
+            threading.Thread(target=run, name="readergroup.aio close", daemon=True).start()
         try:
             await closed
         finally:

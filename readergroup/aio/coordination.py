@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -126,6 +126,42 @@ def _join(request: LockRequest, listener: Callable[[], None], timeout: float) ->
     request.on_news(listener)
 
 
+class _Wanting:
+    """Counts the calls that make this participant take part, so that a cancelled one takes nothing from another."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._is_wanted = False  # by a call that has returned
+        self._is_cancelled = False
+
+    @property
+    def by_others(self) -> bool:
+        """Whether another call than the one that asks still runs."""
+        return self._running > 1
+
+    @contextmanager
+    def call(self, takes_part: bool, undo: Callable[[], object]) -> Iterator[None]:
+        """Call ``undo`` when the last of the calls that run has ended, if one was cancelled and none succeeded.
+
+        Args:
+            takes_part: Whether this participant takes part already. Then nothing is undone.
+            undo: Withdraws. Does not block.
+        """
+        if not self._running:
+            self._is_wanted, self._is_cancelled = takes_part, False
+        self._running += 1
+        try:
+            yield
+            self._is_wanted = True
+        except asyncio.CancelledError:
+            self._is_cancelled = True
+            raise
+        finally:
+            self._running -= 1
+            if self._is_cancelled and not self._running and not self._is_wanted:
+                undo()
+
+
 class LeaderElection(ClosableFacade[sync.LeaderElection]):
     """One candidate of an election. Tasks may share it."""
 
@@ -133,7 +169,8 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
         super().__init__(wrapped, calls)
         self._news = calls.news()
         self._changes = Changes(wrapped.synchronizer, calls)
-        self._thread = calls.single(f"election {wrapped.name}")  # so that a withdrawal hits its own campaign only
+        self._thread = calls.single(f"election {wrapped.name}")  # so that a withdrawal hits earlier campaigns only
+        self._wanting = _Wanting()
 
     name = Plain(lambda election: str(election.name))
     candidate_id = Plain(lambda election: str(election.candidate_id))
@@ -150,30 +187,24 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
     async def campaign(self, *, wait: bool = True, timeout: float | None = None) -> bool:
         """Become a candidate and wait for the election; return whether this candidate is the leader now.
 
-        A cancelled campaign withdraws, unless this candidate took part before.
+        A cancelled campaign withdraws, unless this candidate took part before or another task campaigns.
 
         Args:
             wait: False to return as a candidate; `on_elected` reports the election.
             timeout: Seconds to wait. None waits until the election, or until another task calls `resign`.
 
         Raises:
-            DeadlineExceededError: Another candidate still leads at the deadline. This one has withdrawn.
+            DeadlineExceededError: Another candidate still leads at the deadline. This one has withdrawn, unless another
+                task campaigns.
         """
         check_duration(timeout, "timeout", or_none=True)
         election, deadline = self._wrapped, deadline_after(timeout)
-        took_part = True
 
         def begin() -> None:
-            nonlocal took_part
-            took_part = election.is_candidate
             election.campaign(wait=False, timeout=timeout)
             election.on_news(self._news.ring)
 
-        def withdraw() -> None:
-            if not took_part:
-                election.resign()
-
-        try:
+        with self._wanting.call(election.is_candidate, lambda: self._thread.run(election.resign)):
             await self._thread.call(begin)
             while wait:
                 ring = self._news.next_ring()
@@ -182,6 +213,9 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
                 if election.is_leader or not election.is_candidate:
                     break
                 if not remaining(deadline):
+                    if not self._wanting.by_others:
+                        with suppress(ReaderGroupError):
+                            await self._thread.call(election.resign, is_certain=True)
                     raise DeadlineExceededError(
                         "another candidate is the leader; campaign again, or use a longer timeout",
                         election=self.name,
@@ -189,13 +223,6 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
                         timeout=timeout,
                     )
                 await wait_until_set(ring, remaining(deadline))
-        except DeadlineExceededError:
-            with suppress(ReaderGroupError):
-                await self._thread.call(election.resign, is_certain=True)
-            raise
-        except asyncio.CancelledError:
-            self._thread.run(withdraw)
-            raise
         return election.is_leader
 
     async def resign(self, *, timeout: float | None = None) -> None:
@@ -233,7 +260,8 @@ class Membership(ClosableFacade[sync.Membership]):
 
     def __init__(self, wrapped: sync.Membership, calls: Calls) -> None:
         super().__init__(wrapped, calls)
-        self._thread = calls.single(f"membership {wrapped.name}")  # so that a cancelled join undoes itself only
+        self._thread = calls.single(f"membership {wrapped.name}")  # so that a cancelled join undoes earlier ones only
+        self._wanting = _Wanting()
 
     name = Plain(lambda membership: str(membership.name))
     member_id = Plain(lambda membership: str(membership.member_id))
@@ -242,24 +270,13 @@ class Membership(ClosableFacade[sync.Membership]):
     members = awaited(sync.Membership.members)
 
     async def join(self, *, timeout: float | None = None) -> None:
-        """Become a member and replace another one with the same id. A cancelled call leaves, unless it was a member."""
+        """Become a member and replace another one with the same id.
+
+        A cancelled call leaves, unless it was a member before or another task joins.
+        """
         membership = self._wrapped
-        was_member = True
-
-        def join() -> None:
-            nonlocal was_member
-            was_member = membership.is_member
-            membership.join(timeout=timeout)
-
-        def undo() -> None:
-            if not was_member:
-                membership.leave()
-
-        try:
-            await self._thread.call(join)
-        except asyncio.CancelledError:
-            self._thread.run(undo)
-            raise
+        with self._wanting.call(membership.is_member, lambda: self._thread.run(membership.leave)):
+            await self._thread.call(partial(membership.join, timeout=timeout))
 
     async def leave(self, *, timeout: float | None = None) -> None:
         """Leave. If the store does not answer in time, raise its error; the lease then expires."""

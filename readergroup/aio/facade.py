@@ -9,6 +9,8 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
+from synchronizer import InvalidArgumentError
+
 from .calls import Calls
 
 P = ParamSpec("P")
@@ -36,7 +38,7 @@ class ClosableFacade(Facade[W]):
 
     async def close(self) -> None:
         """Close it. Closing twice is no error."""
-        await self._calls.end(self._wrapped.close, waits=True)  # type: ignore[attr-defined]
+        await self._calls.end(self._wrapped.close)  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,6 +136,7 @@ class Opening(Generic[R]):
     def __init__(self, open: Callable[[], Coroutine[Any, Any, R]]) -> None:
         self._open = open
         self._opened: R | None = None
+        self._is_entered = False
 
     def __await__(self) -> Generator[Any, Any, R]:
         return self._open().__await__()
@@ -146,13 +149,20 @@ class Opening(Generic[R]):
             )
 
     async def __aenter__(self) -> R:
-        self._opened = opened = await self._open()
-        return cast(R, await opened.__aenter__())  # type: ignore[attr-defined]
+        if self._is_entered:
+            raise InvalidArgumentError("another task is in the block; open an object of its own for each task")
+        self._is_entered = True
+        try:
+            self._opened = opened = await self._open()
+            return cast(R, await opened.__aenter__())  # type: ignore[attr-defined]
+        except BaseException:
+            self._is_entered = False
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        opened, self._opened = self._opened, None
+        opened, self._opened, self._is_entered = self._opened, None, False
         await opened.__aexit__(kind, error, traceback)  # type: ignore[union-attr]
 
 

@@ -3,26 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, TypeVar
 
 import synchronizer as sync
+from synchronizer import DeadlineExceededError
 from synchronizer.arguments import check_duration
 
-from .calls import Calls
+from .calls import Calls, NotBegunError, deadline_after
 from .facade import AwaitedProperty, ClosableFacade, Plain, awaited, iterated
+
+#: How many tasks of one queue add, or wait for room, at the same time. Those that add together share an append.
+ADD_THREADS: Final = 16
 
 Q = TypeVar("Q", bound=sync.EventQueue)
 
 
 class _Queue(ClosableFacade[Q]):
+    def __init__(self, wrapped: Q, calls: Calls) -> None:
+        super().__init__(wrapped, calls)
+        self._adding = calls.several(f"queue {wrapped.name}", ADD_THREADS)
+
     name = Plain(lambda queue: str(queue.name))
-    add = awaited(sync.EventQueue.add, waits=True)
-    add_many = awaited(sync.EventQueue.add_many, waits=True)
     clear = awaited(sync.EventQueue.clear)
     handled_upto = AwaitedProperty(lambda queue: int(queue.handled_upto))
     outstanding_bytes = AwaitedProperty(lambda queue: int(queue.outstanding_bytes))
     dead_letters = iterated(sync.EventQueue.dead_letters)
     forget_dead_letters = awaited(sync.EventQueue.forget_dead_letters)
+
+    async def add(self, event: bytes, *, timeout: float | None = None) -> None:
+        """Store an event exactly once. It waits while the queue is full. See `EventQueue.add`.
+
+        Args:
+            event: At most the store's ``guarantees.largest_append`` less 64 KiB.
+            timeout: Seconds to wait while the store is unavailable or the queue is full; by default the queue's.
+
+        Raises:
+            ReaderGroupError: As `EventQueue.add`.
+        """
+        await self._add(partial(self._wrapped.add, event), timeout)
+
+    async def add_many(self, events: Iterable[bytes], *, timeout: float | None = None) -> None:
+        """Store several events, all or none. They are handled in order, with no other event between them. See `add`."""
+        await self._add(partial(self._wrapped.add_many, events), timeout)
+
+    async def _add(self, add: Callable[..., None], timeout: float | None) -> None:
+        check_duration(timeout, "timeout", or_none=True)
+        deadline = deadline_after(self._wrapped.timeout if timeout is None else timeout)
+        try:
+            await self._adding.call_until(deadline, lambda left: add(timeout=left))
+        except NotBegunError:
+            raise DeadlineExceededError(
+                "other tasks added to the queue first, or wait until it has room; nothing was written",
+                queue=self.name,
+            ) from None
 
 
 class EventQueue(_Queue[sync.EventQueue]):

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from synchronizer import ClosedError
 from synchronizer.callables import NotHandledError
 from synchronizer.loggers import get_logger
+from synchronizer.threads.background import waiting_here
 
 from ..telemetry.logs import fields_of
 from .handlers import exited
@@ -50,20 +51,21 @@ def run_on(
     Raises:
         LoopEndedError: The loop has ended, or ends before the coroutine, or ``is_over``.
     """
-    try:
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    except RuntimeError:
-        coroutine.close()
-        raise LoopEndedError("the event loop has ended") from None
-    while wait([future], _LOOK_SECONDS).not_done:
-        if loop.is_closed():
-            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-                coroutine.close()  # else Python warns that it was never awaited
-            raise LoopEndedError("the event loop has ended")
-        if is_over():
-            future.cancel()
-            raise LoopEndedError("what used the event loop has ended")
-    return future.result()
+    with waiting_here():
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:
+            coroutine.close()
+            raise LoopEndedError("the event loop has ended") from None
+        while wait([future], _LOOK_SECONDS).not_done:
+            if loop.is_closed():
+                if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                    coroutine.close()  # else Python warns that it was never awaited
+                raise LoopEndedError("the event loop has ended")
+            if is_over():
+                future.cancel()
+                raise LoopEndedError("what used the event loop has ended")
+        return future.result()
 
 
 def contained(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from ..clock import Clock, growing_pause
 from ..errors import ClosedError, ReaderGroupError, StoreUnavailableError
-from ..threads.background import BackgroundThread, raise_interrupt, survive
+from ..threads.background import BackgroundThread, raise_interrupt, survive, waits_for_caller
 from ..threads.flag import Flag
 
 #: The pause after an error. A lease that is to be renewed three times per timeout allows for no long one.
@@ -89,7 +89,7 @@ class Keeper:
     def join(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for the end of the thread; return whether it ended, or is this one."""
         thread = self._thread
-        if thread is None or thread is threading.current_thread() or not thread.is_alive():
+        if thread is None or not thread.is_alive() or waits_for_caller(thread):
             return True
         thread.join(timeout)
         return not thread.is_alive()

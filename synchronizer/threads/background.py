@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Final
 
@@ -143,6 +144,40 @@ class BackgroundThread(threading.Thread):
     def join(self, timeout: float | None = None) -> None:
         # An infinite time is too long for the system.
         super().join(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+
+
+class _Wait:
+    """The wait of a thread for a call that it has sent elsewhere."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.is_over = False
+
+
+#: The waits for the code that runs in this context.
+_waits: ContextVar[tuple[_Wait, ...]] = ContextVar("waits", default=())
+
+
+@contextmanager
+def waiting_here() -> Iterator[None]:
+    """This thread waits, until the end of the block, for what it sends elsewhere, such as to an event loop.
+
+    What is sent must run in a copy of this context, as `asyncio` has it.
+    """
+    wait = _Wait()
+    token = _waits.set((*_waits.get(), wait))
+    try:
+        yield
+    finally:
+        wait.is_over = True
+        _waits.reset(token)
+
+
+def waits_for_caller(thread: threading.Thread) -> bool:
+    """Whether ``thread`` is this one, or waits for the code that calls this: then nothing here can wait for it."""
+    if thread is threading.current_thread():
+        return True
+    return any(wait.thread is thread and not wait.is_over for wait in _waits.get())
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.timing import observe_interval
 from synchronizer.loggers import get_logger
 from synchronizer.store import SegmentStore
-from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.background import BackgroundThread, survive, waits_for_caller
 from synchronizer.threads.flag import Flag
 
 from .consumer import BatchHandler, Consumer, Handler, HandlingLatency, QueuedEvent
@@ -212,7 +212,7 @@ class EventProcessor(EventQueue):
         self._consumer.stopping.set()
         if self._thread is None:
             self._leave()
-        elif self._thread.is_alive() and self._thread is not threading.current_thread():
+        elif self._thread.is_alive() and not waits_for_caller(self._thread):
             self._thread.join(self.timeout if timeout is None else timeout)
             if self._thread.is_alive():
                 _logger.warning("%s was closed while its handler was running", self.name)
