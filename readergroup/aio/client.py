@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
@@ -29,7 +29,7 @@ from ..streams.event_time.noting import EventTimeOf
 from ..streams.serializers import Serializer, serializer_or_bytes
 from .calls import Calls
 from .coordination import Barrier, HeldLock, LeaderElection, Membership, TaskLock
-from .facade import Opening
+from .facade import Block, Opening
 from .groups import ReaderGroupManager
 from .listeners import LoopHandler, on_loop
 from .queues import EventProcessor, EventQueue
@@ -290,10 +290,7 @@ class Client:
         open = partial(self._sync.barrier, name, parties, party=party, member_timeout_seconds=member_timeout_seconds)
         return self._opening(open, Barrier)
 
-    @asynccontextmanager
-    async def lock(
-        self, name: str, *, timeout: float | None = None, member_timeout_seconds: float = 10.0
-    ) -> AsyncIterator[HeldLock]:
+    def lock(self, name: str, *, timeout: float | None = None, member_timeout_seconds: float = 10.0) -> Block[HeldLock]:
         """Hold the lock ``name`` during the block. A task that is cancelled while it waits gives up its place.
 
         Tasks of this client wait in order, and the first of them waits in the queue that all processes share.
@@ -307,13 +304,11 @@ class Client:
             DeadlineExceededError: Others held the lock until the timeout; the error names them.
             InvalidArgumentError: This task holds the lock already.
         """
-        async with self._hold(sync.Lock, name, timeout, member_timeout_seconds=member_timeout_seconds) as held:
-            yield held
+        return Block(partial(self._acquire, sync.Lock, name, timeout, member_timeout_seconds=member_timeout_seconds))
 
-    @asynccontextmanager
-    async def semaphore(
+    def semaphore(
         self, name: str, *, permits: int, timeout: float | None = None, member_timeout_seconds: float = 10.0
-    ) -> AsyncIterator[HeldLock]:
+    ) -> Block[HeldLock]:
         """Hold one permit of the semaphore ``name`` during the block. Waits as `lock` does.
 
         Args:
@@ -327,20 +322,12 @@ class Client:
             InvalidArgumentError: This task holds a permit already, or the semaphore has another number of permits.
         """
         options = {"permits": permits, "member_timeout_seconds": member_timeout_seconds}
-        async with self._hold(sync.Semaphore, name, timeout, **options) as held:
-            yield held
+        return Block(partial(self._acquire, sync.Semaphore, name, timeout, **options))
 
-    @asynccontextmanager
-    async def _hold(
-        self, kind: type[sync.Lock], name: str, timeout: float | None, **options: Any
-    ) -> AsyncIterator[HeldLock]:
+    async def _acquire(self, kind: type[sync.Lock], name: str, timeout: float | None, **options: Any) -> HeldLock:
         check_type(name, str, "name")
         lock = self._locks.setdefault((kind, name), TaskLock(self._calls))
-        held = await lock.acquire(partial(self._sync._lock, kind, name, **options), timeout)
-        try:
-            yield held
-        finally:
-            await held.release()
+        return await lock.acquire(partial(self._sync._lock, kind, name, **options), timeout)
 
     # ------------------------------------------------------------------ the end
 

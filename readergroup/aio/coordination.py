@@ -26,7 +26,7 @@ Told = TypeVar("Told", bound=Callable[[str], object])
 
 
 class HeldLock(Facade[sync.HeldLock]):
-    """A lock or a permit that a task holds."""
+    """A lock or a permit that a task holds. As an async context manager it is released at the end of the block."""
 
     def __init__(self, wrapped: sync.HeldLock, calls: Calls, on_release: Callable[[HeldLock], object]) -> None:
         super().__init__(wrapped, calls)
@@ -45,6 +45,14 @@ class HeldLock(Facade[sync.HeldLock]):
         """Pass the lock to the next waiting caller at once. Releasing twice is no error."""
         self._on_release(self)
         await self._calls.end(self._wrapped.release)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.release()
 
 
 class TaskLock:

@@ -130,23 +130,13 @@ class Later(Generic[R]):
         return self._call().__await__()
 
 
-class Opening(Generic[R]):
-    """An object that is opened when it is awaited, or when its ``async with`` block begins, which also closes it."""
+class Block(Generic[R]):
+    """An object that is opened when the ``async with`` block begins, and closed at its end."""
 
     def __init__(self, open: Callable[[], Coroutine[Any, Any, R]]) -> None:
         self._open = open
         self._opened: R | None = None
         self._is_entered = False
-
-    def __await__(self) -> Generator[Any, Any, R]:
-        return self._open().__await__()
-
-    if not TYPE_CHECKING:  # type checkers find what is missing
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(
-                f"an Opening has no {name!r}; await it, or use 'async with', to get the object that it opens"
-            )
 
     async def __aenter__(self) -> R:
         if self._is_entered:
@@ -164,6 +154,20 @@ class Opening(Generic[R]):
     ) -> None:
         opened, self._opened, self._is_entered = self._opened, None, False
         await opened.__aexit__(kind, error, traceback)  # type: ignore[union-attr]
+
+
+class Opening(Block[R]):
+    """An object that is opened when it is awaited, or when its ``async with`` block begins, which also closes it."""
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        return self._open().__await__()
+
+    if not TYPE_CHECKING:  # type checkers find what is missing
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"an Opening has no {name!r}; await it, or use 'async with', to get the object that it opens"
+            )
 
 
 class Items(Generic[T]):

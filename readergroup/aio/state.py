@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -63,9 +63,8 @@ class Changes:
         if self._ended:
             raise ClosedError("the state is closed; open it again", name=self._synchronizer.name)
 
-    @asynccontextmanager
-    async def followed(self) -> AsyncIterator[News]:
-        """Follow the state during the block. The local state is up to date at its beginning."""
+    async def follow(self) -> News:
+        """Follow the state until `unfollow`. The local state is up to date at the return."""
         self._users += 1
         try:
             async with self._starting:
@@ -75,12 +74,16 @@ class Changes:
                     self._stop = await self._calls.run(
                         partial(self._synchronizer.on_update, self._hear), undo=lambda stop: stop()
                     )
-            yield self._news
-        finally:
-            self._users -= 1
-            if not self._users and self._stop is not None:
-                stop, self._stop = self._stop, None
-                stop()
+            return self._news
+        except BaseException:
+            self.unfollow()
+            raise
+
+    def unfollow(self) -> None:
+        self._users -= 1
+        if not self._users and self._stop is not None:
+            stop, self._stop = self._stop, None
+            stop()
 
     def _hear(self, applied: AppliedUpdate[Any]) -> None:
         if self._news is not None:
@@ -94,7 +97,8 @@ class Changes:
     async def watch(self, look: Callable[[], T]) -> AsyncIterator[T]:
         """Yield ``look()``, then again after each change, until the synchronizer or the client is closed."""
         seen: Revision | None = None
-        async with self.followed() as news:
+        news = await self.follow()
+        try:
             with suppress(ClosedError):
                 await self.fetch()
                 while True:
@@ -110,6 +114,8 @@ class Changes:
                         yield found
                     elif not await wait_until_set(ring, max(_LEAST_LOOK_SECONDS, self._synchronizer.timeout)):
                         await self.fetch()  # raises if the state cannot be followed any more
+        finally:
+            self.unfollow()
 
 
 class StateSynchronizer(ClosableFacade[sync.StateSynchronizer[S]], Generic[S]):
@@ -184,7 +190,8 @@ class StateSynchronizer(ClosableFacade[sync.StateSynchronizer[S]], Generic[S]):
         check_callable(predicate, "a predicate", name=self._wrapped.name)
         check_duration(timeout, "timeout", or_none=True)
         deadline = deadline_after(self._wrapped.timeout if timeout is None else timeout)
-        async with self._changes.followed() as news:
+        news = await self._changes.follow()
+        try:
             await self._changes.fetch(remaining(deadline))
             while True:
                 ring = news.next_ring()
@@ -200,6 +207,8 @@ class StateSynchronizer(ClosableFacade[sync.StateSynchronizer[S]], Generic[S]):
                     raise DeadlineExceededError("no state fulfilled the predicate in time", name=self._wrapped.name)
                 if not await wait_until_set(ring, min(left, self._wrapped.timeout or left)):
                     await self._changes.fetch(remaining(deadline))
+        finally:
+            self._changes.unfollow()
 
     def watch(self) -> AsyncIterator[S]:
         """Yield the current state, then the newest one after each change, until the synchronizer is closed."""

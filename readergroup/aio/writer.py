@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from synchronizer import ClosedError, DeadlineExceededError, ReaderGroupError
 
@@ -19,6 +19,9 @@ from .calls import Calls, deadline_after, remaining, retrieve, timeout_at
 from .facade import ClosableFacade, Opening, Plain
 
 T = TypeVar("T")
+
+#: How much longer than its timeout a call waits for a flush, whose error says more than that it takes long.
+_ANSWER_SECONDS: Final = 0.5
 
 
 class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
@@ -151,9 +154,10 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
 
     async def _write_in_thread(self, write: Callable[[], None], wait: bool) -> None:
         """Call ``write``, which waits for room itself, in a thread. The calls of several tasks take turns."""
+        deadline = deadline_after(self.timeout)
         self._without_room += 1  # later events wait, which keeps the order of the calls
         try:
-            await self._take_turn(deadline_after(self.timeout))
+            await self._take_turn(deadline)
         except BaseException:
             self._without_room -= 1
             raise
@@ -166,7 +170,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         await asyncio.wait([writing])
         writing.result()
         if wait:
-            await self._stored()
+            await self._stored(deadline)
 
     def _end_turn(self, *written: object) -> None:
         self._without_room -= 1
@@ -176,6 +180,9 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         writer = self._wrapped
         if writer.has_room and not self._without_room:
             write()
+            if not wait:
+                return
+            deadline = deadline_after(self.timeout)
         else:
             self._without_room += 1
             deadline = deadline_after(self.timeout)
@@ -190,7 +197,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             finally:
                 self._without_room -= 1
         if wait:
-            await self._stored()
+            await self._stored(deadline)
 
     async def _take_turn(self, deadline: float) -> None:
         try:
@@ -213,14 +220,20 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         if own is not None:
             own.result()
 
-    async def _stored(self) -> None:
+    async def _stored(self, deadline: float) -> None:
         """Return when all events written before are stored, by one flush for all calls that wait."""
         while True:
             if self._next_flush is None or self._next_flush.done():
                 self._next_flush = asyncio.create_task(self._flush_after(self._flushing))
                 self._next_flush.add_done_callback(retrieve)
             flush = self._next_flush
-            await asyncio.wait([flush])
+            timeout = None if deadline == float("inf") else remaining(deadline) + _ANSWER_SECONDS
+            await asyncio.wait([flush], timeout=timeout)
+            if not flush.done():
+                raise DeadlineExceededError(
+                    "the events are not stored yet, and may be later; the writer continues, and you can flush",
+                    stream=self.stream,
+                )
             if not flush.cancelled():  # as by a program that cancels all its tasks
                 return flush.result()
 
