@@ -243,3 +243,50 @@ def test_a_membership_joins_and_tells_its_listeners() -> None:
                     await asyncio.sleep(0.01)
 
     run(test())
+
+
+def test_a_cancelled_call_takes_nothing_from_another_task() -> None:
+    async def test() -> None:
+        store = HangingStore()
+        async with aio.Client(store) as client:
+            membership = await client.membership("workers", "a")
+            with store.hangs():
+                first, second = asyncio.create_task(membership.join()), asyncio.create_task(membership.join())
+                await until(lambda: store.hanging)
+                first.cancel()
+                await asyncio.wait([first])
+            await second
+            await membership.members()  # runs after what the cancellation has sent
+            await membership._thread.call(lambda: None)
+            assert membership.is_member
+
+            async with client.leader_election("election", "a") as leader, client.leader_election("election", "b") as b:
+                await leader.campaign()
+                campaigns = [asyncio.create_task(b.campaign(timeout=timeout)) for timeout in (None, 0.05, None)]
+                await until(lambda: b.is_candidate)
+                campaigns[0].cancel()
+                with pytest.raises(rg.DeadlineExceededError):
+                    await campaigns[1]
+                await b._thread.call(lambda: None)
+                assert b.is_candidate
+                await leader.resign()
+                assert await campaigns[2]
+
+    run(test())
+
+
+def test_what_two_cancelled_calls_began_is_undone() -> None:
+    async def test() -> None:
+        store = HangingStore()
+        async with aio.Client(store) as client:
+            membership = await client.membership("workers", "a")
+            with store.hangs():
+                joining = [asyncio.create_task(membership.join()) for _ in range(2)]
+                await until(lambda: store.hanging)
+                for task in joining:
+                    task.cancel()
+                await asyncio.wait(joining)
+            await membership._thread.call(lambda: None)
+            assert not membership.is_member
+
+    run(test())

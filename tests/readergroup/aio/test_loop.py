@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -337,3 +340,32 @@ def test_a_forked_child_cannot_use_the_client() -> None:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
     run(test())
+
+
+@pytest.mark.parametrize("what", ["lock", "semaphore", "watch", "observe", "notifier"])
+def test_what_an_iteration_holds_ends_quietly_with_the_loop(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def held(block: Any) -> AsyncIterator[object]:
+        async with block:
+            yield None
+
+    async def test() -> AsyncIterator[object]:
+        client = await aio.connect("memory://")
+        if what == "lock":
+            iteration = held(client.lock("lock"))
+        elif what == "semaphore":
+            iteration = held(client.semaphore("semaphore", permits=1))
+        elif what == "watch":
+            iteration = (await client.shared_map("visits", int)).watch()
+        elif what == "observe":
+            iteration = (await client.leader_election("election", "a")).observe()
+        else:
+            await client.streams.create(STREAM)
+            group = await client.groups.create("billing", streams=[STREAM])
+            iteration = aiter(group.reader_notifier)
+        await anext(iteration)
+        return iteration
+
+    iteration = run(test())
+    del iteration
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]

@@ -106,6 +106,21 @@ def test_tasks_that_wait_for_room_wait_no_longer_than_the_timeout() -> None:
     run(test())
 
 
+def test_a_durable_write_behind_another_flush_waits_no_longer_than_the_timeout() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM, timeout=0.05) as writer:
+                writer._flushing = asyncio.create_task(asyncio.sleep(1000))  # as if the store did not answer
+                with pytest.raises(rg.DeadlineExceededError, match="may be later"):
+                    await writer.write(b"event", wait=True)
+                writer._flushing.cancel()
+                await writer.flush(timeout=100)
+            assert await stored(client) == [b"event"]
+
+    run(test())
+
+
 def test_all_durable_writes_wait_in_one_thread() -> None:
     before = {*threading.enumerate()}  # of a client before, perhaps still ending
 
