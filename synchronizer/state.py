@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, is_dataclass
 from math import isnan
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,8 +45,8 @@ class State(BaseModel):
 
     Give the class a higher format number, as in ``class Counter(State, format=2)``, when its stored fields change their
     meaning: a release that knows only lower numbers neither reads nor compacts the state. A field whose value may be
-    None must default to None, which is not written. So the previous release reads a state with a new field until the
-    field is used.
+    None must default to None, which is not written, also in nested models and dataclasses; so a key of a typed dict may
+    not be None. The previous release then reads a state with a new field until the field is used.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
@@ -111,20 +125,36 @@ class Update(BaseModel, Generic[S]):
         """
 
 
-def _require_none_defaults(model: type[BaseModel], seen: frozenset[type[BaseModel]] = frozenset()) -> None:
-    """Raise `TypeError` for fields that are read back as another value if None is not written, in nested models too."""
-    for name, field in model.model_fields.items():
-        has_other_default = field.default is not None or field.default_factory is not None
-        if has_other_default and _may_be_none(field.annotation):
-            raise TypeError(f"{model.__name__}.{name} allows None, so its default must be None")
-        for nested in _models_in(field.annotation):
+def _require_none_defaults(record: type, seen: frozenset[type] = frozenset()) -> None:
+    """Raise `TypeError` for fields that are read back as another value if None is not written, in nested ones too."""
+    for name, annotation, is_none_by_default in _fields_of(record):
+        if not is_none_by_default and _may_be_none(annotation):
+            raise TypeError(f"{record.__name__}.{name} allows None, which is not written, so its default must be None")
+        for nested in _records_in(annotation):
             if nested not in seen:
-                _require_none_defaults(nested, seen | {model, nested})
+                _require_none_defaults(nested, seen | {record, nested})
+
+
+def _fields_of(record: type) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the name and the type of each field, and whether a field that is not written is read back as None."""
+    if issubclass(record, BaseModel):
+        for name, field in record.model_fields.items():
+            yield name, field.annotation, field.default is None and field.default_factory is None
+        return
+    try:
+        hints = get_type_hints(record)
+    except NameError:  # pydantic may know the name
+        return
+    for name, annotation in hints.items():
+        is_written = issubclass(record, tuple)
+        yield name, annotation, is_written or (is_dataclass(record) and getattr(record, name, MISSING) is None)
 
 
 def _may_be_none(annotation: Any) -> bool:
-    is_union = get_origin(annotation) in (Union, UnionType)
-    return annotation in (None, NoneType, Any) or (is_union and any(map(_may_be_none, get_args(annotation))))
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return any(map(_may_be_none, get_args(annotation)))
+    is_literal = get_origin(annotation) is Literal
+    return annotation in (None, NoneType, Any) or (is_literal and None in get_args(annotation))
 
 
 def _is_changeable(annotation: Any) -> bool:
@@ -133,11 +163,17 @@ def _is_changeable(annotation: Any) -> bool:
     return changeable or any(map(_is_changeable, get_args(annotation)))
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _records_in(annotation: Any) -> Iterator[type]:
+    """Yield the models, dataclasses, typed dicts and named tuples in an annotation."""
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel)
+        or is_dataclass(annotation)
+        or hasattr(annotation, "__required_keys__")  # a typed dict, of `typing` or `typing_extensions`
+        or (issubclass(annotation, tuple) and hasattr(annotation, "_fields"))
+    ):
         yield annotation
     for argument in get_args(annotation):
-        yield from _models_in(argument)
+        yield from _records_in(argument)
 
 
 class StateCodec(Generic[S]):

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isnan, nan
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from synchronizer import (
     InvalidArgumentError,
@@ -138,6 +140,30 @@ def test_the_format_of_a_state_is_inherited() -> None:
     assert (Account.state_format, Second.state_format, Derived.state_format) == (1, 2, 2)
 
 
+@dataclass(frozen=True)
+class SizeData:
+    width: int | None = 5
+
+
+class SizeDict(TypedDict, total=False):
+    width: int | None
+
+
+class SizeTuple(NamedTuple):
+    sizes: tuple[SizeData, ...] = ()
+
+
+class Sides(NamedTuple):
+    left: int | None = 5
+    right: int | None = 5
+
+
+@dataclass(frozen=True)
+class GoodSize:
+    width: int | None = None
+    sides: Sides = Sides()
+
+
 class TestWhatIsNotWritten:
     def test_unused_optional_fields_are_not(self) -> None:
         codec = StateCodec(Account, (Note,))
@@ -169,6 +195,30 @@ class TestWhatIsNotWritten:
 
             class Resize(Update[Account], tag="resize"):
                 sizes: Map[str, tuple[Size, ...]] = Map()
+
+    @pytest.mark.parametrize("record", [SizeData, SizeDict, SizeTuple], ids=lambda record: record.__name__)
+    def test_in_dataclasses_and_typed_dicts_too(self, record: Any) -> None:
+        with pytest.raises(TypeError, match=r"Size(Data|Dict)\.width allows None"):
+
+            class Resize(Update[Account], tag="resize"):
+                sizes: Map[str, Annotated[record, "a size"]] = Map()
+
+    def test_a_literal_may_be_none(self) -> None:
+        with pytest.raises(TypeError, match=r"Paint\.color allows None"):
+
+            class Paint(Update[Account], tag="paint"):
+                color: Literal["red", None] = "red"
+
+    def test_a_dataclass_whose_none_is_the_default_is_read_back(self) -> None:
+        class Resize(Update[Account], tag="resize"):
+            size: GoodSize
+
+            def apply_to(self, state: Account, revision: Revision) -> Account:
+                return state
+
+        codec = StateCodec(Account, (Resize,))
+        for update in Resize(size=GoodSize()), Resize(size=GoodSize(5, Sides(None, 7))):
+            assert codec.decode_body(codec.encode_updates([update])) == [update]
 
     def test_a_model_may_hold_itself(self) -> None:
         class Grow(Update[Account], tag="grow"):
