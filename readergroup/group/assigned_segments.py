@@ -87,7 +87,11 @@ class AssignedSegment(Generic[T]):
 
     @property
     def position(self) -> SegmentPosition:
-        return SegmentPosition(self.token, self.processed)
+        return self.position_at(self.processed)
+
+    def position_at(self, processed: int) -> SegmentPosition:
+        """Return the position at this offset, but not after the group's end, inside whose last event the end may be."""
+        return SegmentPosition(self.token, processed if self._end is None else min(processed, self._end))
 
     @property
     def moved(self) -> bool:

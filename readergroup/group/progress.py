@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from ..streams.event import Event, EventBatch
 from ..telemetry.counters import GroupCounters
 from .assigned_segments import AssignedSegment, AssignedSegments
-from .model.positions import Positions, SegmentPosition
+from .model.positions import Positions
 
 T = TypeVar("T")
 
@@ -97,7 +97,5 @@ class Progress(Generic[T]):
         if batch is None or assigned is None or self.batch is not batch:
             return positions
         if done and present.get(batch.segment) is assigned:
-            positions[batch.segment] = SegmentPosition(
-                assigned.token, max(assigned.processed, batch.offset_after(done))
-            )
+            positions[batch.segment] = assigned.position_at(max(assigned.processed, batch.offset_after(done)))
         return positions

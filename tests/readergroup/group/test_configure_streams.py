@@ -13,6 +13,7 @@ from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, 
 from tests.waiting import PATIENCE_SECONDS
 
 OTHER = "shop/other"
+MIB = 1024 * 1024
 
 
 @pytest.fixture
@@ -292,3 +293,19 @@ def test_an_end_that_is_not_between_two_events_is_refused() -> None:
                 group.configure(end={"shop/ends": wrong})
         group.configure(end={"shop/ends": client.streams.info("shop/ends").tail})
         assert list(client.groups.list()) == ["whole"]
+
+
+def test_a_group_that_ends_inside_a_large_event_can_be_reset_to_its_own_cuts() -> None:
+    with rg.connect("memory://") as client:
+        stream = client.streams.create("shop/ends").head
+        with client.writer("shop/ends", max_event_bytes=64 * MIB) as writer:
+            writer.write(b"a" * 20 * MIB)
+            writer.write(b"beyond")
+        end = client.batch.next_cut(stream, MIB)
+        group = client.groups.create("whole", streams=["shop/ends"], end={"shop/ends": end})
+        with group.reader() as reader:
+            assert [len(event.raw) for event in reader] == [20 * MIB]
+        for place in group.checkpoint("end"), group.stream_cuts():
+            group.reset(place)
+            with group.reader() as reader:
+                assert list(reader) == []
