@@ -288,32 +288,35 @@ class Retention(DuePolicies):
             backoff = self._metadata.backoff(deadline)
             cut, at = offsets_at(self._store, state, int(found.at * 1_000_000), backoff), found.at
         else:
-            cut, at = self._advanced(state, before.offsets, found.written - before.written, known), after.at
+            cut, at = (
+                self._advanced(state, before.offsets, after.offsets, found.written - before.written, known),
+                after.at,
+            )
         cut = state.earlier(state.later(cut, before.offsets), after.offsets)
         written = end - _size(state, cut, lengths)
         if found.at is None and not before.written < written < after.written:
             return None
         return history.inserted(Sample(at, written, cut), after)
 
-    def _advanced(self, state: StreamState, start: Offsets, size: int, known: _Lengths) -> Offsets:
-        """Return a cut that is about ``size`` bytes behind ``start``: earlier epochs first, segments in proportion."""
+    def _advanced(self, state: StreamState, start: Offsets, end: Offsets, size: int, known: _Lengths) -> Offsets:
+        """Return a cut about ``size`` bytes behind ``start``, up to ``end``: earlier epochs first, else in proportion."""
         cut = dict(start)
         while True:
-            lengths = known.of(cut)
-            old = {number for number in cut if state.segments[number].successors} or set(cut)
-            available = sum(lengths[number] - cut[number] for number in old)
-            if size < available or not state.segments[min(old)].successors:
+            ends = {**known.of(cut), **end}
+            old = cut.keys() - end.keys() or set(cut)  # those that are read to their ends before the others begin
+            available = sum(ends[number] - cut[number] for number in old)
+            if size < available or not old.isdisjoint(end):
                 break
             size -= available
-            cut = with_successors(state, {**cut, **{number: lengths[number] for number in old}}, old)
+            cut = with_successors(state, {**cut, **{number: ends[number] for number in old}}, old)
         for number in old:
-            length, offset = lengths[number], cut[number]
+            offset = cut[number]
             cut[number] = next_boundary(
                 self._store,
                 state.data_segment(number),
-                offset + (length - offset) * size // max(1, available),
+                offset + (ends[number] - offset) * size // max(1, available),
                 known=offset,
-                end=length,
+                end=ends[number],
             )
         return cut
 

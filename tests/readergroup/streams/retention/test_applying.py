@@ -134,6 +134,25 @@ def test_a_new_policy_deletes_no_more_than_its_size_requires(client: rg.Client) 
     assert len([number for number in left(client) if number >= 100]) >= 40
 
 
+@pytest.mark.stores
+def test_a_limit_among_events_older_than_those_of_a_replaced_segment_deletes_no_more_than_it_requires(
+    client: rg.Client,
+) -> None:
+    policy = rg.RetentionPolicy(max_bytes=40_000)
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2), retention=policy)
+    keys = [f"key-{number}" for number in range(20)]
+    low, high = ([key for key in keys if (key_position(key) < 0.5) is is_low] for is_low in (True, False))
+    with client.writer(STREAM) as writer:
+        for number in range(45):
+            writer.write(b"x" * 1000, routing_key=high[0] if number < 30 else low[0])
+            writer.flush()
+            if number == 29:
+                client.streams.retain(STREAM)
+    client.streams.scale(STREAM, split=[0])
+    assert client.streams.retain(STREAM).reason == "max_bytes"
+    assert 37_000 < stored_bytes(client) <= 40_000
+
+
 def test_without_a_policy_nothing_is_deleted(client: rg.Client, clock: ManualClock) -> None:
     client.streams.create(STREAM, retention=rg.RetentionPolicy(max_age=DAY))
     write(client, 0, 20)
