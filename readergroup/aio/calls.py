@@ -2,9 +2,8 @@
 
 Three bounded pools for each client. Calls whose time the store's timeouts bound share the first one. Calls that wait
 for other processes or tasks, such as a checkpoint for its readers, share the second one, so that they cannot keep the
-others from running. What closes or releases something has the third one, for others may wait for just that. A call that
-has begun in a thread cannot be cancelled: it runs to its end, and its result is dropped, or undone if something was
-opened.
+others from running. Closing has the third one, for others may wait for just that. A call that has begun in a thread
+cannot be cancelled: it runs to its end, and its result is dropped, or undone if something was opened.
 """
 
 from __future__ import annotations
@@ -176,23 +175,27 @@ class Threads:
             NotBegunError: No thread was free until the deadline.
         """
         loop = asyncio.get_running_loop()
+        if not self._is_busy or deadline == float("inf"):
+            return await self.call(lambda: function(max(0.0, deadline - loop.time())))
         turn = threading.Lock()  # who takes it first says whether the function is called
 
-        def call() -> R:
+        def begin() -> R:
             if not turn.acquire(blocking=False):
                 raise NotBegunError
             return function(max(0.0, deadline - loop.time()))
 
         def end() -> None:
-            if not calling.done() and turn.acquire(blocking=False):
-                calling.set_exception(NotBegunError())
+            if not call.future.done() and turn.acquire(blocking=False):
+                call.future.set_exception(NotBegunError())
 
-        calling = self.start(call)
-        if deadline == float("inf"):
-            return await calling
+        call = _Call(begin, self, None, is_certain=False)
+        self.submit(call.run)
         timer = loop.call_at(deadline, end)
         try:
-            return await calling
+            return await call.future
+        except BaseException:
+            call.give_up()
+            raise
         finally:
             timer.cancel()
 
@@ -279,6 +282,11 @@ class Threads:
             self._work.notify_all()
 
     @property
+    def _is_busy(self) -> bool:
+        """Whether a call would wait for a thread."""
+        return len(self._threads) == self._most and self._idle <= len(self._waiting)
+
+    @property
     def running(self) -> int:
         """The number of threads that have not ended, and do not wait for the caller."""
         with self._work:
@@ -329,9 +337,10 @@ class Calls:
         threads = self._waits if waits else self._calls
         return await threads.call(function, undo=undo, is_certain=is_certain)
 
-    async def end(self, function: Callable[[], object]) -> None:
-        """Run what closes or releases something, as `Threads.end`."""
-        await self._ends.end(function)
+    async def end(self, function: Callable[[], object], *, waits: bool = False) -> None:
+        """Run what closes or releases something, as `Threads.end`. Nothing that ``waits`` keeps it from running."""
+        threads = self._ends if waits else self._calls
+        await threads.end(function)
 
     def begin(self, function: Callable[[], R]) -> asyncio.Future[R]:
         """Run ``function`` in a thread; return a future for tasks that come and go."""

@@ -299,7 +299,7 @@ class Retention(DuePolicies):
         return history.inserted(Sample(at, written, cut), after)
 
     def _advanced(self, state: StreamState, start: Offsets, end: Offsets, size: int, known: _Lengths) -> Offsets:
-        """Return a cut about ``size`` bytes behind ``start``, up to ``end``: earlier epochs first, else in proportion."""
+        """Return a cut about ``size`` bytes behind ``start``, up to ``end``: by epochs, then in proportion."""
         cut = dict(start)
         while True:
             ends = {**known.of(cut), **end}
