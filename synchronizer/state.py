@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, is_dataclass
+from dataclasses import fields, is_dataclass
 from math import isnan
 from types import NoneType, UnionType
 from typing import (
@@ -24,6 +24,7 @@ from typing import (
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 
 from .arguments import check_class
@@ -125,14 +126,16 @@ class Update(BaseModel, Generic[S]):
         """
 
 
-def _require_none_defaults(record: type, seen: frozenset[type] = frozenset()) -> None:
+def _require_none_defaults(record: type, seen: set[type] | None = None) -> None:
     """Raise `TypeError` for fields that are read back as another value if None is not written, in nested ones too."""
+    seen = set() if seen is None else seen
+    seen.add(record)
     for name, annotation, is_none_by_default in _fields_of(record):
         if not is_none_by_default and _may_be_none(annotation):
             raise TypeError(f"{record.__name__}.{name} allows None, which is not written, so its default must be None")
         for nested in _records_in(annotation):
             if nested not in seen:
-                _require_none_defaults(nested, seen | {record, nested})
+                _require_none_defaults(nested, seen)
 
 
 def _fields_of(record: type) -> Iterator[tuple[str, Any, bool]]:
@@ -145,16 +148,29 @@ def _fields_of(record: type) -> Iterator[tuple[str, Any, bool]]:
         hints = get_type_hints(record)
     except NameError:  # pydantic may know the name
         return
+    if is_dataclass(record):
+        for each in fields(record):
+            info: Any = each.default if isinstance(each.default, FieldInfo) else each
+            is_none = info.default is None or (callable(info.default_factory) and info.default_factory() is None)
+            yield each.name, hints[each.name], is_none
+        return
     for name, annotation in hints.items():
-        is_written = issubclass(record, tuple)
-        yield name, annotation, is_written or (is_dataclass(record) and getattr(record, name, MISSING) is None)
+        yield name, annotation, issubclass(record, tuple)  # a None in a tuple is written
+
+
+def _meant(annotation: Any) -> Any:
+    """Return what a ``type`` statement or a `NewType` stands for."""
+    while (meant := getattr(annotation, "__value__", getattr(annotation, "__supertype__", None))) is not None:
+        annotation = meant
+    return annotation
 
 
 def _may_be_none(annotation: Any) -> bool:
+    annotation = _meant(annotation)
     if get_origin(annotation) in (Union, UnionType, Annotated):
         return any(map(_may_be_none, get_args(annotation)))
     is_literal = get_origin(annotation) is Literal
-    return annotation in (None, NoneType, Any) or (is_literal and None in get_args(annotation))
+    return annotation in (None, NoneType, Any, object) or (is_literal and None in get_args(annotation))
 
 
 def _is_changeable(annotation: Any) -> bool:
@@ -165,13 +181,15 @@ def _is_changeable(annotation: Any) -> bool:
 
 def _records_in(annotation: Any) -> Iterator[type]:
     """Yield the models, dataclasses, typed dicts and named tuples in an annotation."""
-    if isinstance(annotation, type) and (
-        issubclass(annotation, BaseModel)
-        or is_dataclass(annotation)
-        or hasattr(annotation, "__required_keys__")  # a typed dict, of `typing` or `typing_extensions`
-        or (issubclass(annotation, tuple) and hasattr(annotation, "_fields"))
-    ):
-        yield annotation
+    annotation = _meant(annotation)
+    for found in annotation, get_origin(annotation):
+        if isinstance(found, type) and (
+            issubclass(found, BaseModel)
+            or is_dataclass(found)
+            or hasattr(found, "__required_keys__")  # a typed dict, of `typing` or `typing_extensions`
+            or (issubclass(found, tuple) and hasattr(found, "_fields"))
+        ):
+            yield found
     for argument in get_args(annotation):
         yield from _records_in(argument)
 

@@ -134,40 +134,58 @@ def _join(request: LockRequest, listener: Callable[[], None], timeout: float) ->
     request.on_news(listener)
 
 
-class _Wanting:
-    """Counts the calls that make this participant take part, so that a cancelled one takes nothing from another."""
+class _Round:
+    """The calls that make a participant take part, from one withdrawal to the next."""
 
     def __init__(self) -> None:
-        self._running = 0
-        self._is_wanted = False  # by a call that has returned
-        self._is_cancelled = False
+        self.running = 0
+        self.is_wanted = False  # by a call that has returned
+        self.is_cancelled = False
 
-    @property
-    def by_others(self) -> bool:
-        """Whether another call than the one that asks still runs."""
-        return self._running > 1
+
+class _Wanting:
+    """Undoes what cancelled calls have begun, unless another call counts on it.
+
+    The thread that runs the calls, the withdrawals and what is undone runs them in their order.
+    """
+
+    def __init__(self) -> None:
+        self._round = _Round()
+        self._withdrawals = 0
 
     @contextmanager
-    def call(self, takes_part: bool, undo: Callable[[], object]) -> Iterator[None]:
+    def call(self, takes_part: bool, undo: Callable[[], object]) -> Iterator[_Round]:
         """Call ``undo`` when the last of the calls that run has ended, if one was cancelled and none succeeded.
 
         Args:
             takes_part: Whether this participant takes part already. Then nothing is undone.
             undo: Withdraws. Does not block.
         """
-        if not self._running:
-            self._is_wanted, self._is_cancelled = takes_part, False
-        self._running += 1
+        calls = self._round
+        if not calls.running:
+            calls.is_wanted, calls.is_cancelled = takes_part and not self._withdrawals, False
+        calls.running += 1
         try:
-            yield
-            self._is_wanted = True
+            yield calls
+            calls.is_wanted = True
         except asyncio.CancelledError:
-            self._is_cancelled = True
+            calls.is_cancelled = True
             raise
         finally:
-            self._running -= 1
-            if self._is_cancelled and not self._running and not self._is_wanted:
+            calls.running -= 1
+            is_over = calls.is_cancelled and not calls.running and not calls.is_wanted
+            if is_over and calls is self._round:  # else a withdrawal came meanwhile
                 undo()
+
+    @contextmanager
+    def withdrawal(self) -> Iterator[None]:
+        """Withdraw in the block. Calls that run meanwhile no longer count."""
+        self._round = _Round()
+        self._withdrawals += 1
+        try:
+            yield
+        finally:
+            self._withdrawals -= 1
 
 
 class LeaderElection(ClosableFacade[sync.LeaderElection]):
@@ -177,7 +195,7 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
         super().__init__(wrapped, calls)
         self._news = calls.news()
         self._changes = Changes(wrapped.synchronizer, calls)
-        self._thread = calls.single(f"election {wrapped.name}")  # so that a withdrawal hits earlier campaigns only
+        self._thread = calls.single(f"election {wrapped.name}")  # one after the other
         self._wanting = _Wanting()
 
     name = Plain(lambda election: str(election.name))
@@ -212,7 +230,7 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
             election.campaign(wait=False, timeout=timeout)
             election.on_news(self._news.ring)
 
-        with self._wanting.call(election.is_candidate, lambda: self._thread.run(election.resign)):
+        with self._wanting.call(election.is_candidate, lambda: self._thread.run(election.resign)) as calls:
             await self._thread.call(begin)
             while wait:
                 ring = self._news.next_ring()
@@ -221,7 +239,7 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
                 if election.is_leader or not election.is_candidate:
                     break
                 if not remaining(deadline):
-                    if not self._wanting.by_others:
+                    if calls.running == 1:
                         with suppress(ReaderGroupError):
                             await self._thread.call(election.resign, is_certain=True)
                     raise DeadlineExceededError(
@@ -235,7 +253,8 @@ class LeaderElection(ClosableFacade[sync.LeaderElection]):
 
     async def resign(self, *, timeout: float | None = None) -> None:
         """Withdraw. If this candidate leads, the next one becomes the leader at once."""
-        await self._calls.run(partial(self._wrapped.resign, timeout=timeout), is_certain=True)
+        with self._wanting.withdrawal():
+            await self._thread.call(partial(self._wrapped.resign, timeout=timeout), is_certain=True)
 
     async def observe(self) -> AsyncIterator[str | None]:
         """Yield the leader's candidate id, or None, then that of each new term, until the election is closed."""
@@ -268,7 +287,7 @@ class Membership(ClosableFacade[sync.Membership]):
 
     def __init__(self, wrapped: sync.Membership, calls: Calls) -> None:
         super().__init__(wrapped, calls)
-        self._thread = calls.single(f"membership {wrapped.name}")  # so that a cancelled join undoes earlier ones only
+        self._thread = calls.single(f"membership {wrapped.name}")  # one after the other
         self._wanting = _Wanting()
 
     name = Plain(lambda membership: str(membership.name))
@@ -288,7 +307,8 @@ class Membership(ClosableFacade[sync.Membership]):
 
     async def leave(self, *, timeout: float | None = None) -> None:
         """Leave. If the store does not answer in time, raise its error; the lease then expires."""
-        await self._calls.run(partial(self._wrapped.leave, timeout=timeout), is_certain=True)
+        with self._wanting.withdrawal():
+            await self._thread.call(partial(self._wrapped.leave, timeout=timeout), is_certain=True)
 
     async def on_joined(self, listener: Told) -> Told:
         """Call ``listener(member_id)``, also an ``async def``, for each member that joins from now on."""

@@ -153,7 +153,9 @@ class Block(Generic[R]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         opened, self._opened, self._is_entered = self._opened, None, False
-        await opened.__aexit__(kind, error, traceback)  # type: ignore[union-attr]
+        if opened is None:
+            raise InvalidArgumentError("the block was not entered")
+        await opened.__aexit__(kind, error, traceback)  # type: ignore[attr-defined]
 
 
 class Opening(Block[R]):

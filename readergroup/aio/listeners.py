@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from synchronizer import ClosedError
 from synchronizer.callables import NotHandledError, check_callable, is_async
 
-from ..scaling.awaiting import LoopEndedError, attempt, run_on
+from ..scaling.awaiting import HandlerCancelledError, LoopEndedError, are_others_cancelled, attempt, run_on
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -44,15 +44,23 @@ class LoopListener:
 
 
 class LoopHandler(LoopListener):
-    """A `LoopListener` that handles events. One that was cancelled, as at the end of its loop, has not failed."""
+    """A `LoopListener` that handles events. One that was cancelled with all tasks of its loop has not failed."""
 
     def __call__(self, *arguments: Any) -> None:
         (what,) = arguments
         try:
-            run_on(self._loop, attempt(self._listener, what, None))
+            run_on(self._loop, self._attempt(what))
         except (CancelledError, LoopEndedError) as error:
             ended = ClosedError("the handler was cancelled, or its event loop has ended; open another processor")
             raise NotHandledError(ended) from error
+
+    async def _attempt(self, what: Any) -> None:
+        try:
+            await attempt(self._listener, what, None)
+        except asyncio.CancelledError as error:
+            if are_others_cancelled():
+                raise
+            raise HandlerCancelledError from error
 
 
 def on_loop(listener: F, face: type[LoopListener] = LoopListener) -> F:

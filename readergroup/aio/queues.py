@@ -76,6 +76,15 @@ class EventProcessor(_Queue[sync.EventProcessor]):
         super().__init__(wrapped, calls)
         self._stopped: asyncio.Future[bool] | None = None
 
+    async def close(self) -> None:
+        """Stop after the current event or batch; the next consumer continues after it. Closing twice is no error."""
+        if not self._calls.closed:
+            thread = self._calls.single(f"end of queue {self.name}")  # of its own: it waits for the handler
+            try:
+                await thread.end(self._wrapped.close)
+            finally:
+                thread.close()
+
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until the processor stops and raise its `error`, if there is one; return False if it still works.
 

@@ -227,8 +227,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
                 self._next_flush = asyncio.create_task(self._flush_after(self._flushing))
                 self._next_flush.add_done_callback(retrieve)
             flush = self._next_flush
-            is_first = self._flushing is None or self._flushing.done()  # then its own timeout is that of this call
-            timeout = None if is_first or deadline == float("inf") else remaining(deadline) + _ANSWER_SECONDS
+            timeout = None if deadline == float("inf") else remaining(deadline) + _ANSWER_SECONDS
             await asyncio.wait([flush], timeout=timeout)
             if not flush.done():
                 raise DeadlineExceededError(

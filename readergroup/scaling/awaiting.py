@@ -34,8 +34,21 @@ class LoopEndedError(ClosedError):
 class HandlerCancelledError(RuntimeError):
     """The task of a handler was cancelled although its worker goes on: the next one would get the same event."""
 
-    def __init__(self) -> None:
-        super().__init__("the task of the handler was cancelled, by the handler or by other code of the application")
+    def __init__(
+        self, text: str = "the task of the handler was cancelled, by the handler or by other code of the application"
+    ) -> None:
+        super().__init__(text)
+
+
+def uncancel(task: asyncio.Task[Any]) -> None:
+    """Forget the cancellations of the task, which were raised or are suppressed."""
+    while task.cancelling():
+        task.uncancel()
+
+
+def are_others_cancelled() -> bool:
+    """Whether no other task of the loop goes on. A loop that ends cancels all its tasks."""
+    return all(task.cancelling() for task in asyncio.all_tasks() - {asyncio.current_task()})
 
 
 def run_on(

@@ -46,8 +46,6 @@ _SHORT_SECONDS: Final = 0.02
 _LONG_SECONDS: Final = 0.25
 #: How often positions are stored in a sink.
 _SETTLE_SECONDS: Final = 0.2
-#: How long an event waits that was handled by a task that other code cancelled.
-_SPARED_SECONDS: Final = 0.5
 #: How long a worker that fails waits for the handlers that run.
 _FAILURE_SECONDS: Final = 25.0
 
@@ -403,7 +401,7 @@ class ConcurrentWorker(Worker[T]):
             self._logger.warning("the handler runs again for %s: %s", event.pointer, error)
             item.spared = True
             item.attempts -= 1
-            self._flight.failed(item, self._clock.monotonic() + _SPARED_SECONDS)
+            self._flight.failed(item, self._clock.monotonic())
         elif attempt < retry.attempts:
             delay = self._delay_after(attempt, event, error)
             item.what = as_read(item.what)

@@ -6,9 +6,11 @@ Both take items from a `Source`, and tell it how each ended, under its lock.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
@@ -18,7 +20,7 @@ from synchronizer.threads.background import BackgroundThread
 
 from ..streams.event import Event, EventBatch
 from ..telemetry.logs import LogAbout
-from .awaiting import HandlerCancelledError, attempt, run_on
+from .awaiting import HandlerCancelledError, are_others_cancelled, attempt, run_on, uncancel
 from .in_flight import Item
 
 R = TypeVar("R")
@@ -27,6 +29,9 @@ R = TypeVar("R")
 _LOOP_ITEMS: Final = 100
 #: How long an idle thread or loop waits before it looks again, if nothing wakes it.
 _LOOK_SECONDS: Final = 0.25
+
+#: How long a loop of the application starts nothing after code of the application has cancelled the task of a handler.
+_PAUSE_SECONDS: Final = 0.5
 
 _logger = get_logger(__name__)
 
@@ -190,8 +195,10 @@ class LoopExecutor:
         self._ended: list[tuple[Item[Any], BaseException | None]] = []
         self._is_pump_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._context = contextvars.copy_context()
         self._is_own = loop is None
         self._loop_ends = False
+        self._is_paused = False
         if loop is not None:
             self._loop = loop
             return
@@ -266,6 +273,8 @@ class LoopExecutor:
     def _pump(self) -> None:
         """Report the items that have ended, and start others in their place."""
         self._is_pump_due = False
+        if self._is_paused and not self._closed:
+            return
         source, ended = self._source, self._ended
         with source.condition:
             for item, error in ended:
@@ -275,7 +284,8 @@ class LoopExecutor:
             taken = [] if self._closed else source.take(min(free, _LOOP_ITEMS))
             due = None if taken else source.seconds_until_due()
         for item in taken:
-            task = self._loop.create_task(self._handle_item(item))
+            # Not in the context of the item that has ended, whose handler may have set variables in it.
+            task = self._context.copy().run(self._loop.create_task, self._handle_item(item))
             if not task.done():  # an eager task may be
                 self._tasks[item] = task
         if self._closed:
@@ -287,28 +297,48 @@ class LoopExecutor:
                 self._timer.cancel()
             self._timer = self._loop.call_later(min(due, _LOOK_SECONDS), self._pump_soon)
 
+    def _pause(self) -> None:
+        """Start nothing for a while: the loop may be about to end, and would not wait for it."""
+        if not self._is_paused:
+            self._is_paused = True
+            self._loop.call_later(_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        self._pump_soon()
+
     async def _handle_item(self, item: Item[Any]) -> None:
         error: BaseException | None = None
         try:
             if item.singly:
-                await self._handle_singly(item.what)
+                await self._handle_singly(item)
             else:
                 await self._handle_one(item.what)
         except BaseException as raised:
             error = raised
         self._ended.append((item, error))
         self._tasks.pop(item, None)
+        if isinstance(error, HandlerCancelledError) and not self._is_own:
+            self._pause()
         self._pump_soon()
         if not self._is_own and isinstance(error, KeyboardInterrupt | SystemExit):
             self._loop.call_soon(_raise, error)  # ends the loop of the application
 
-    async def _handle_singly(self, batch: EventBatch[Any]) -> None:
+    async def _handle_singly(self, item: Item[Any]) -> None:
+        batch: EventBatch[Any] = item.what
         failures = []
         for index, event in enumerate(batch):
             try:
                 await self._handle_one(batch.only(index))
             except Exception as error:
+                if isinstance(error, HandlerCancelledError) and not item.spared:
+                    raise
                 failures.append((event, error))
+            task = asyncio.current_task()
+            if task is not None and task.cancelling() and not self._is_ending():  # by a handler that returned
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+                uncancel(task)
         if failures:
             raise FailedAloneError(failures)
 
@@ -319,8 +349,8 @@ class LoopExecutor:
             if self._is_ending():
                 raise
             task = asyncio.current_task()
-            while task is not None and task.cancelling():
-                task.uncancel()
+            if task is not None:
+                uncancel(task)
             raise HandlerCancelledError from error
         if returned is not None:
             self._source.check(returned, what)
@@ -330,7 +360,7 @@ class LoopExecutor:
         if self._closed:
             return True
         if not self._is_own and not self._loop_ends:
-            self._loop_ends = all(task.cancelling() for task in asyncio.all_tasks())
+            self._loop_ends = len(asyncio.all_tasks()) > 1 and are_others_cancelled()
         return self._loop_ends
 
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isnan, nan
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NewType, TypeVar
 
+import pydantic.dataclasses
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from synchronizer import (
@@ -145,6 +146,16 @@ class SizeData:
     width: int | None = 5
 
 
+NewSize = NewType("NewSize", SizeData)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BoxData(Generic[T]):
+    content: T
+    width: int | None = 5
+
+
 class SizeDict(TypedDict, total=False):
     width: int | None
 
@@ -158,10 +169,68 @@ class Sides(NamedTuple):
     right: int | None = 5
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
+class Weight:
+    grams: int | None = Field(None, description="without its box")
+
+
+@dataclass(frozen=True, slots=True)
 class GoodSize:
+    limits: ClassVar[int | None] = 5
     width: int | None = None
     sides: Sides = Sides()
+    depth: int | None = field(default_factory=lambda: None)
+    weight: Weight = field(default_factory=lambda: Weight())
+
+
+@dataclass(frozen=True)
+class A:
+    all: tuple[A | B | C | D | E | F | G | H | J | K, ...] = ()
+
+
+@dataclass(frozen=True)
+class B(A):
+    pass
+
+
+@dataclass(frozen=True)
+class C(B):
+    pass
+
+
+@dataclass(frozen=True)
+class D(C):
+    pass
+
+
+@dataclass(frozen=True)
+class E(D):
+    pass
+
+
+@dataclass(frozen=True)
+class F(E):
+    pass
+
+
+@dataclass(frozen=True)
+class G(F):
+    pass
+
+
+@dataclass(frozen=True)
+class H(G):
+    pass
+
+
+@dataclass(frozen=True)
+class J(H):
+    pass
+
+
+@dataclass(frozen=True)
+class K(J):
+    pass
 
 
 class TestWhatIsNotWritten:
@@ -202,6 +271,23 @@ class TestWhatIsNotWritten:
 
             class Resize(Update[Account], tag="resize"):
                 sizes: Map[str, Annotated[record, "a size"]] = Map()
+
+    def test_behind_other_names_too(self) -> None:
+        with pytest.raises(TypeError, match=r"SizeData\.width allows None"):
+
+            class Resize(Update[Account], tag="resize"):
+                size: NewSize
+
+        with pytest.raises(TypeError, match=r"BoxData\.width allows None"):
+
+            class Box(Update[Account], tag="box"):
+                box: BoxData[int]
+
+    def test_classes_that_hold_each_other_are_looked_at_once(self) -> None:
+        class Draw(Update[Account], tag="draw"):
+            shapes: A = A()
+
+        assert Draw.tag == "draw"
 
     def test_a_literal_may_be_none(self) -> None:
         with pytest.raises(TypeError, match=r"Paint\.color allows None"):

@@ -290,3 +290,33 @@ def test_what_two_cancelled_calls_began_is_undone() -> None:
             assert not membership.is_member
 
     run(test())
+
+
+def test_a_call_that_is_cancelled_after_a_withdrawal_is_undone() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            membership = await client.membership("workers", "a")
+            await membership.join()
+            leaving = asyncio.create_task(membership.leave())
+            joining = asyncio.create_task(membership.join())
+            await leaving
+            joining.cancel()
+            await asyncio.wait([joining])
+            await membership._thread.call(lambda: None)
+            assert not membership.is_member
+
+            async with client.leader_election("election", "a") as leader, client.leader_election("election", "b") as b:
+                await leader.campaign()
+                first = asyncio.create_task(b.campaign())
+                await until(lambda: b.is_candidate)
+                await b.campaign(wait=False)
+                resigning, second = asyncio.create_task(b.resign()), asyncio.create_task(b.campaign())
+                await resigning
+                await until(lambda: b.is_candidate)
+                for task in first, second:
+                    task.cancel()
+                await asyncio.wait([first, second])
+                await b._thread.call(lambda: None)
+                assert not b.is_candidate
+
+    run(test())

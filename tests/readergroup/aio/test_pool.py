@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +354,50 @@ def test_a_cancellation_of_all_tasks_is_no_fault_of_an_event(concurrency: int) -
                 await pool.join()
             assert sorted(begun) == [b"%d" % number for number in range(10)]
             assert sorted(begun.values()) == [1] * (10 - concurrency) + [2] * concurrency
+
+    run(test())
+
+
+def test_of_a_batch_that_is_handled_one_by_one_only_what_fails_is_set_aside() -> None:
+    async def test() -> None:
+        handled = set[bytes]()
+
+        async def handle(batch: rg.EventBatch[bytes]) -> None:
+            if len(batch) > 1:
+                raise Fault
+            task = asyncio.current_task()
+            assert task is not None
+            if batch.raw == [b"3"]:
+                await cancel_itself()
+            if batch.raw == [b"5"]:
+                task.cancel()  # and returns
+            await asyncio.sleep(0) if batch.raw == [b"6"] else None
+            handled.update(batch.raw)
+
+        async with aio.connect("memory://") as client:
+            await client.streams.create(DONE)
+            group = await billing(client, 10, segments=1)
+            retry = rg.RetryPolicy(attempts=2, first_delay_seconds=0.001, dead_letters=DONE)
+            await (await group.pool(handle_batch=handle, retry=retry)).run()
+            assert handled == {b"%d" % number for number in range(10) if number != 3}
+            assert [stored.letter.data async for stored in client.dead_letters(DONE).list()] == [b"3"]
+
+    run(test())
+
+
+def test_what_a_handler_sets_in_its_context_is_not_seen_by_the_next() -> None:
+    async def test() -> None:
+        seen: list[bytes | None] = []
+        variable: ContextVar[bytes | None] = ContextVar("variable", default=None)
+
+        async def handle(event: rg.Event[bytes]) -> None:
+            seen.append(variable.get())
+            variable.set(event.raw)
+
+        async with aio.connect("memory://") as client:
+            group = await billing(client, 10)
+            await (await group.pool(handle, concurrency=2)).run()
+        assert seen == [None] * 10
 
     run(test())
 

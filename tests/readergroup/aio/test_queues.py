@@ -8,6 +8,7 @@ import time
 import pytest
 
 import readergroup as rg
+import synchronizer as sync
 from readergroup import aio
 from readergroup.aio.calls import CALL_THREADS, END_THREADS, WAIT_THREADS
 from readergroup.aio.queues import ADD_THREADS
@@ -91,5 +92,40 @@ def test_a_handler_may_close_its_own_processor() -> None:
             await processor.join()
             queue = await client.event_queue("queue")
             assert await queue.outstanding_bytes == 0
+
+    run(test())
+
+
+def test_a_handler_that_cancels_its_own_task_has_failed() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://", timeout=1000) as client:
+
+            async def handle(event: rg.QueuedEvent) -> None:
+                if event.data == b"bad":
+                    task = asyncio.current_task()
+                    assert task is not None
+                    task.cancel()
+                    await asyncio.sleep(1000)
+
+            retries = sync.Retries(attempts=2, first_delay_seconds=0.001)
+            processor = await client.event_processor("queue", handle, retries=retries, set_aside=True)
+            await processor.add_many([b"good", b"bad", b"good"])
+            await processor.drain()
+            assert [letter.data async for letter in processor.dead_letters()] == [b"bad"]
+
+    run(test())
+
+
+def test_a_block_that_was_not_entered_says_so() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            with pytest.raises(rg.InvalidArgumentError, match="not entered"):
+                await client.lock("lock").__aexit__(None, None, None)
+            opening = client.event_queue("queue")
+            async with opening:
+                with pytest.raises(rg.InvalidArgumentError, match="another task"):
+                    await opening.__aenter__()
+            async with opening:
+                pass
 
     run(test())
