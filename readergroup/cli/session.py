@@ -279,4 +279,4 @@ def _say_if_it_takes_long(asked: SimpleQueue[bool]) -> None:
     try:
         asked.get(timeout=_PATIENCE_SECONDS)
     except Empty:
-        warn("the command ends when the store answers; press Ctrl-C again to end it now")
+        warn("the command waits for the store or its timeout; a second Ctrl-C or SIGTERM ends it now")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 from synchronizer.callables import NotHandledError, is_async
 from synchronizer.clock import growing_pause
@@ -83,8 +87,24 @@ def pause_of_sink(failures: int) -> float:
     return growing_pause(failures, first=0.05, most=5.0)
 
 
+class _Forks:
+    """Counts how often the line of this process was forked."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self) -> None:
+        self.count += 1
+
+
+_forks: Final = _Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forks.note)
+
+
 def contained(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a plain handler for which `exited` holds."""
+    """Return a plain handler for which `exited` holds. A child that it forks ends where it leaves the handler."""
+    forks = _forks.count
 
     def call(what: Any) -> object:
         try:
@@ -93,8 +113,30 @@ def contained(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise
         except BaseException as error:
             raise exited(error) from error
+        finally:
+            if _forks.count != forks:
+                _end_child(sys.exception())
 
     return call
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End this process, which would go on as a second worker, handle events again, and speak for the first."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    end_process(code & 0xFF)
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process at once, without its threads. What it has printed is not lost."""
+    for stream in sys.stdout, sys.stderr:
+        with suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 def exited(error: BaseException) -> RuntimeError:

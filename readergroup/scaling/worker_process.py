@@ -23,15 +23,19 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
 from synchronizer import InvalidArgumentError, StoreUnavailableError
+from synchronizer.loggers import get_logger
 from synchronizer.recipes.queue.retries import text_of
 from synchronizer.threads.background import BackgroundThread
 from synchronizer.threads.flag import Flag
 
 from ..errors import WorkerError
 from ..group.model.positions import Positions
+from .handlers import end_process
 from .in_hand import InHand, SharedHand
 from .starting_worker import new_worker
 from .worker import Task, Worker
+
+_logger = get_logger(__name__)
 
 #: How long a worker whose parent died may take to finish the events in hand.
 ORPHAN_SECONDS: Final = 10.0
@@ -279,6 +283,7 @@ class ProcessWorker:
 def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedHand, deaths: Sequence[Deaths]) -> None:
     """Run a worker process from start to end."""
     parent = _Parent(pipe, hand)
+    process_id = os.getpid()
     signal.signal(signal.SIGINT, lambda number, frame: None)  # a Ctrl-C goes to all; the parent says what to do
     signal.signal(signal.SIGTERM, parent.on_terminate)
     BackgroundThread(parent.listen, name="parent").start()
@@ -291,11 +296,25 @@ def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedH
                 worker.note_deaths(*each)
             parent.work_for(worker)
             worker.run(lambda: parent.tell(Ready()))
-        parent.tell(Done())
+        if os.getpid() == process_id:  # else it is a child of a handler
+            parent.tell(Done())
     except BaseException as error:
-        parent.tell(Failure.of(error))
+        if os.getpid() == process_id:
+            parent.tell(Failure.of(error))
     finally:
         parent.done.set()
+    with contextlib.suppress(StoreUnavailableError):  # there is no thread
+        BackgroundThread(_end_without_threads, name="end").start()
+
+
+def _end_without_threads() -> None:
+    """End the process although threads that handlers have started still run: the interpreter would wait for them."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join(ORPHAN_SECONDS)
+            if thread.is_alive():
+                _logger.warning("a worker process ends without the thread %s, which a handler has left", thread.name)
+                end_process(0)
 
 
 class _Parent:

@@ -404,7 +404,10 @@ def test_following_hears_what_is_written_later_and_ctrl_c_commits_what_was_print
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (0, "")
-    assert err in ("", "readergroup: the command ends when the store answers; press Ctrl-C again to end it now\n")
+    assert err in (
+        "",
+        "readergroup: the command waits for the store or its timeout; a second Ctrl-C or SIGTERM ends it now\n",
+    )
     assert orders.ok("read", "shop/orders", "--group", "g") == ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -212,6 +213,40 @@ class DieAt:
                 os._exit(3)
             raise SystemExit("enough")
         self.diary.note(event)
+
+
+@dataclass(frozen=True)
+class ForkAt:
+    """Notes events; at a text it forks, and the child leaves the handler in one of several ways."""
+
+    diary: Diary
+    text: str
+    how: str
+
+    def __call__(self, event: Event[bytes]) -> None:
+        self.diary.note(event)
+        if event.raw.decode() != self.text:
+            return
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+        elif self.how == "raise":
+            raise Fault
+        elif self.how == "exit":
+            sys.exit(3)
+
+
+@dataclass(frozen=True)
+class LeaveThreadAt:
+    """Notes events; at a text it starts a thread that does not end, and that no interpreter leaves behind."""
+
+    diary: Diary
+    text: str
+
+    def __call__(self, event: Event[bytes]) -> None:
+        self.diary.note(event)
+        if event.raw.decode() == self.text:
+            threading.Thread(target=time.sleep, args=(3600,), name="left behind").start()
 
 
 @dataclass(frozen=True)

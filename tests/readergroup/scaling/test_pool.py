@@ -13,7 +13,7 @@ import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow
 import pytest
@@ -33,8 +33,10 @@ from tests.readergroup.scaling.handlers import (
     FailAt,
     FailForItself,
     Fault,
+    ForkAt,
     HoldAt,
     InThread,
+    LeaveThreadAt,
     Note,
     NoteRows,
     dead_letters,
@@ -468,6 +470,25 @@ def test_a_handler_that_cancels_its_own_task_has_failed(
     assert sorted(diary.texts) == [text for text in written if text != "e00007"]
     (letter,) = dead_letters(client, DEAD)
     assert "the task of the handler was cancelled" in letter.data.error
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("how", ["return", "raise", "exit"])
+def test_a_child_that_leaves_a_handler_ends_there(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, how: str, workers: Literal["thread", "process"]
+) -> None:
+    written = one_key(client, 20)
+    group.pool(ForkAt(diary, "e00007", how), workers=workers).run()
+    assert diary.texts == written
+
+
+def test_a_worker_process_does_not_wait_for_a_thread_of_its_handler_for_ever(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary
+) -> None:
+    written = one_key(client, 20)
+    group.pool(LeaveThreadAt(diary, "e00007"), workers="process").run(drain_timeout=1000)
+    assert diary.texts == written
 
 
 def test_without_dead_letters_a_handler_that_exits_its_thread_ends_the_pool(
