@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 import readergroup as rg
 from readergroup.cli.app import _words_in, app_with
+from readergroup.cli.escaping import printable
 from readergroup.cli.session import one_line
 from readergroup.group.model.updates import CreateCheckpoint
 from tests.command import app
@@ -881,12 +882,16 @@ def test_while_the_server_is_away_commands_say_so_in_lines_and_can_be_ended(cli:
         for process in (reading, watching):
             process.send_signal(signal.SIGINT)
             assert process.stderr is not None
-            while "Ctrl-C again" not in (line := process.stderr.readline()):
+            while "a second Ctrl-C" not in (line := process.stderr.readline()):
                 assert line.startswith("readergroup: ")
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=PATIENCE_SECONDS)
             assert process.returncode == 130
             assert all(line.startswith("readergroup: ") for line in said.splitlines()), said
+
+
+def test_text_of_others_can_neither_command_the_terminal_nor_be_shown_reversed() -> None:
+    assert printable("a\tb\n\x1b[2J \u202egnp\u2069") == "a\tb\n\\u001b[2J \\u202egnp\\u2069"
 
 
 def test_the_help_names_each_kind_of_store(cli: Cli) -> None:
