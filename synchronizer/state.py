@@ -180,18 +180,22 @@ def _is_changeable(annotation: Any) -> bool:
 
 
 def _records_in(annotation: Any) -> Iterator[type]:
-    """Yield the models, dataclasses, typed dicts and named tuples in an annotation."""
-    annotation = _meant(annotation)
-    for found in annotation, get_origin(annotation):
-        if isinstance(found, type) and (
-            issubclass(found, BaseModel)
-            or is_dataclass(found)
-            or hasattr(found, "__required_keys__")  # a typed dict, of `typing` or `typing_extensions`
-            or (issubclass(found, tuple) and hasattr(found, "_fields"))
-        ):
-            yield found
-    for argument in get_args(annotation):
-        yield from _records_in(argument)
+    """Yield the models, dataclasses, typed dicts and named tuples in an annotation, whose aliases may be recursive."""
+    waiting, seen = [annotation], set[int]()
+    while waiting:
+        meant = _meant(waiting.pop())
+        if id(meant) in seen:
+            continue
+        seen.add(id(meant))
+        for found in meant, get_origin(meant):
+            if isinstance(found, type) and (
+                issubclass(found, BaseModel)
+                or is_dataclass(found)
+                or hasattr(found, "__required_keys__")  # a typed dict, of `typing` or `typing_extensions`
+                or (issubclass(found, tuple) and hasattr(found, "_fields"))
+            ):
+                yield found
+        waiting.extend(get_args(meant))
 
 
 class StateCodec(Generic[S]):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NewTy
 import pydantic.dataclasses
 import pytest
 from pydantic import BaseModel, Field
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from synchronizer import (
     InvalidArgumentError,
@@ -146,6 +146,7 @@ class SizeData:
     width: int | None = 5
 
 
+Json = TypeAliasType("Json", "Map[str, Json] | tuple[Json, ...] | int")
 NewSize = NewType("NewSize", SizeData)
 T = TypeVar("T")
 
@@ -288,6 +289,12 @@ class TestWhatIsNotWritten:
             shapes: A = A()
 
         assert Draw.tag == "draw"
+
+    def test_an_alias_may_hold_itself(self) -> None:
+        class Write(Update[Account], tag="write"):
+            text: Json = 0
+
+        assert Write.tag == "write"
 
     def test_a_literal_may_be_none(self) -> None:
         with pytest.raises(TypeError, match=r"Paint\.color allows None"):
