@@ -17,8 +17,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
@@ -283,12 +284,13 @@ class ProcessWorker:
 def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedHand, deaths: Sequence[Deaths]) -> None:
     """Run a worker process from start to end."""
     parent = _Parent(pipe, hand)
-    process_id = os.getpid()
+    process_id, about = os.getpid(), {"reader": reader_id}
     signal.signal(signal.SIGINT, lambda number, frame: None)  # a Ctrl-C goes to all; the parent says what to do
     signal.signal(signal.SIGTERM, parent.on_terminate)
     BackgroundThread(parent.listen, name="parent").start()
     try:
         unpickled: Task[Any] = pickle.loads(task)
+        about["group"] = unpickled.group.name
         with unpickled.client:
             worker = new_worker(unpickled, reader_id, hand)
             worker.receive_deaths = parent.receive_deaths
@@ -304,16 +306,20 @@ def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedH
     finally:
         parent.done.set()
     with contextlib.suppress(StoreUnavailableError):  # there is no thread
-        BackgroundThread(_end_without_threads, name="end").start()
+        BackgroundThread(partial(_end_without_threads, about), name="end").start()
 
 
-def _end_without_threads() -> None:
+def _end_without_threads(about: Mapping[str, str]) -> None:
     """End the process although threads that handlers have started still run: the interpreter would wait for them."""
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():
             thread.join(ORPHAN_SECONDS)
             if thread.is_alive():
-                _logger.warning("a worker process ends without the thread %s, which a handler has left", thread.name)
+                _logger.warning(
+                    "the process of worker %s ends without the thread %s, which a handler has left",
+                    *(about["reader"], thread.name),
+                    extra=about,
+                )
                 end_process(0)
 
 
