@@ -297,11 +297,21 @@ def test_a_call_that_is_cancelled_after_a_withdrawal_is_undone() -> None:
         async with aio.connect("memory://") as client:
             membership = await client.membership("workers", "a")
             await membership.join()
+            join, has_joined, may_return = membership._wrapped.join, threading.Event(), threading.Event()
+
+            def join_slowly(**options: float | None) -> None:
+                join(**options)
+                has_joined.set()
+                may_return.wait()
+
+            membership._wrapped.join = join_slowly  # type: ignore[method-assign]
             leaving = asyncio.create_task(membership.leave())
             joining = asyncio.create_task(membership.join())
             await leaving
+            await until(has_joined.is_set)
             joining.cancel()
             await asyncio.wait([joining])
+            may_return.set()
             await membership._thread.call(lambda: None)
             assert not membership.is_member
 
