@@ -58,7 +58,7 @@ class LoopHandler(LoopListener):
         try:
             await attempt(self._listener, what, None)
         except asyncio.CancelledError as error:
-            if are_others_cancelled():
+            if are_others_cancelled(if_none=True):
                 raise
             raise HandlerCancelledError from error
 

@@ -46,9 +46,10 @@ def uncancel(task: asyncio.Task[Any]) -> None:
         task.uncancel()
 
 
-def are_others_cancelled() -> bool:
-    """Whether no other task of the loop goes on. A loop that ends cancels all its tasks."""
-    return all(task.cancelling() for task in asyncio.all_tasks() - {asyncio.current_task()})
+def are_others_cancelled(*, if_none: bool) -> bool:
+    """Whether no other task of the loop goes on; ``if_none`` if there is no other. A loop that ends cancels all."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    return all(task.cancelling() for task in others) if others else if_none
 
 
 def run_on(

@@ -360,7 +360,7 @@ class LoopExecutor:
         if self._closed:
             return True
         if not self._is_own and not self._loop_ends:
-            self._loop_ends = len(asyncio.all_tasks()) > 1 and are_others_cancelled()
+            self._loop_ends = are_others_cancelled(if_none=False)
         return self._loop_ends
 
 

@@ -331,6 +331,34 @@ def test_an_event_whose_handler_ends_its_task_is_set_aside(
     run(test())
 
 
+def test_a_handler_that_cancels_the_only_task_of_its_loop_has_failed_too() -> None:
+    async def handle(event: rg.Event[bytes]) -> None:
+        if event.raw == b"3":
+            await cancel_itself()
+
+    async def begin() -> tuple[aio.Client, aio.ReaderPool[bytes]]:
+        client = await aio.connect("memory://")
+        await client.streams.create(DONE)
+        group = await billing(client, 10)
+        retry = rg.RetryPolicy(attempts=2, first_delay_seconds=0.001, dead_letters=DONE)
+        return client, await (await group.pool(handle, retry=retry)).__aenter__()
+
+    async def end(client: aio.Client, pool: aio.ReaderPool[bytes]) -> list[bytes]:
+        async with client:
+            assert pool._ended is not None and pool._ended.done()
+            return [stored.letter.data async for stored in client.dead_letters(DONE).list()]
+
+    with asyncio.Runner() as runner:
+        client, pool = runner.run(begin())
+        assert pool._ended is not None
+        loop = runner.get_loop()
+        pool._ended.add_done_callback(lambda ended: loop.stop())
+        patience = loop.call_later(PATIENCE_SECONDS, loop.stop)
+        loop.run_forever()
+        patience.cancel()
+        assert runner.run(end(client, pool)) == [b"3"]
+
+
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_cancellation_of_all_tasks_is_no_fault_of_an_event(concurrency: int) -> None:
     async def test() -> None:
