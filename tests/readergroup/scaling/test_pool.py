@@ -478,8 +478,9 @@ def test_a_handler_that_cancels_its_own_task_has_failed(
 def test_a_child_that_leaves_a_handler_ends_there(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, how: str, workers: Literal["thread", "process"]
 ) -> None:
+    client.streams.create(DEAD)
     written = one_key(client, 20)
-    group.pool(ForkAt(diary, "e00007", how), workers=workers).run()
+    group.pool(ForkAt(diary, "e00007", how), workers=workers, retry=fast(2, DEAD)).run()
     assert diary.texts == written
 
 
