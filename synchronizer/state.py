@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from math import isnan
 from types import NoneType, UnionType
@@ -21,6 +22,7 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from weakref import WeakSet
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -35,6 +37,9 @@ from .log.entries import Revision
 
 #: Large enough for most packed updates. The buffer grows for the others.
 _BUFFER_BYTES: Final = 512
+_set: Final = object.__setattr__
+#: The classes of states and updates with types that were not defined yet. They are checked when they are first used.
+_unfinished: Final = WeakSet[type]()
 
 
 class State(BaseModel):
@@ -74,15 +79,11 @@ class State(BaseModel):
         if not self.__dict__.keys() >= changes.keys():
             unknown = changes.keys() - self.__dict__.keys()
             raise InvalidArgumentError("the state has no such field", state=type(self).__name__, fields=sorted(unknown))
-        copied = self.__new__(type(self))  # like `model_copy`, in half the time
-        copied.__setstate__(
-            {
-                "__dict__": {**self.__dict__, **changes},
-                "__pydantic_extra__": self.__pydantic_extra__,
-                "__pydantic_fields_set__": self.__pydantic_fields_set__ | changes.keys(),
-                "__pydantic_private__": self.__pydantic_private__ and dict(self.__pydantic_private__),
-            }
-        )
+        copied = self.__new__(type(self))  # like `model_copy`, in less than half the time
+        _set(copied, "__dict__", {**self.__dict__, **changes})
+        _set(copied, "__pydantic_extra__", self.__pydantic_extra__)
+        _set(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__ | changes.keys())
+        _set(copied, "__pydantic_private__", self.__pydantic_private__ and dict(self.__pydantic_private__))
         return copied
 
 
@@ -94,6 +95,7 @@ class Update(BaseModel, Generic[S]):
 
     The tag is the update's name in the log: never use it again for another update. A field whose value may be None must
     default to None, which is not written. So a field that is added later does not change updates stored without it.
+    An update that would be read back with another value, as of a subclass of the declared class, is refused.
 
     ``may_exceed_limit=True`` lets the update pass in a state at its limit, although it makes the state larger: use it
     for an update without which nothing could be removed. However often it is repeated, it must add little.
@@ -126,31 +128,43 @@ class Update(BaseModel, Generic[S]):
         """
 
 
-def _require_none_defaults(record: type, seen: set[type] | None = None) -> None:
+def _require_none_defaults(checked: type) -> None:
     """Raise `TypeError` for fields that are read back as another value if None is not written, in nested ones too."""
-    seen = set() if seen is None else seen
-    seen.add(record)
-    for name, annotation, is_none_by_default in _fields_of(record):
-        if not is_none_by_default and _may_be_none(annotation):
-            raise TypeError(f"{record.__name__}.{name} allows None, which is not written, so its default must be None")
-        for nested in _records_in(annotation):
-            if nested not in seen:
-                _require_none_defaults(nested, seen)
+    _unfinished.discard(checked)
+    waiting, seen = [checked], {checked}
+    while waiting:
+        record = waiting.pop()
+        if not getattr(record, "__pydantic_complete__", True):
+            _unfinished.add(checked)
+        try:
+            found = list(_fields_of(record))
+        except NameError:  # of a class that follows, or one that only pydantic knows
+            _unfinished.add(checked)
+            continue
+        for name, annotation, is_none_by_default in found:
+            if not is_none_by_default and _may_be_none(annotation):
+                raise TypeError(
+                    f"{record.__name__}.{name} allows None, which is not written, so its default must be None"
+                )
+            new = set(_records_in(annotation)) - seen
+            waiting.extend(new)
+            seen |= new
 
 
 def _fields_of(record: type) -> Iterator[tuple[str, Any, bool]]:
-    """Yield the name and the type of each field, and whether a field that is not written is read back as None."""
+    """Yield the name and the type of each field, and whether a field that is not written is read back as None.
+
+    Raise `NameError` for a type that is not defined yet.
+    """
     if issubclass(record, BaseModel):
         for name, field in record.model_fields.items():
             yield name, field.annotation, field.default is None and field.default_factory is None
         return
-    try:
-        hints = get_type_hints(record)
-    except NameError:  # pydantic may know the name
-        return
+    hints = get_type_hints(record)
     if is_dataclass(record):
+        known = getattr(record, "__pydantic_fields__", {})  # with defaults that are inside of annotations
         for each in fields(record):
-            info: Any = each.default if isinstance(each.default, FieldInfo) else each
+            info: Any = known.get(each.name) or (each.default if isinstance(each.default, FieldInfo) else each)
             is_none = info.default is None or (callable(info.default_factory) and info.default_factory() is None)
             yield each.name, hints[each.name], is_none
         return
@@ -212,6 +226,8 @@ class StateCodec(Generic[S]):
                 )
             if self._classes.setdefault(update.tag, update) is not update:
                 raise InvalidArgumentError(f"two updates have the tag {update.tag!r}; give each its own")
+        for unfinished in _unfinished.intersection([state_type, *updates]):
+            _require_none_defaults(unfinished)
 
     def encode_updates(self, updates: Sequence[Update[S]]) -> bytes:
         rows = []
@@ -268,14 +284,23 @@ class StateCodec(Generic[S]):
         self._check_format(state_format)
         return (None if fields is None else _validate(self.state_type, fields)), checksum
 
-    def read_back(self, body: bytes) -> S | None | list[Update[S]]:
-        """Decode a body before it is written, as every process will. Raise `InvalidArgumentError` if that fails."""
+    def read_back(self, body: bytes, content: Sequence[BaseModel]) -> S | None | list[Update[S]]:
+        """Decode a body before it is written, as every process will.
+
+        Raise `InvalidArgumentError` if that fails, or does not give the ``content`` of which the body was made.
+        """
         try:
-            return self.decode_body(body)
+            read = self.decode_body(body)
         except (CorruptStateError, UnknownUpdateError) as error:
             raise InvalidArgumentError(
                 "the entry does not survive encoding and decoding; check the types of its values", **error.facts
             ) from error
+        if read is not None:
+            objects: Sequence[BaseModel] = read if isinstance(read, list) else [read]
+            for one, given in zip(objects, content, strict=True):
+                if one.__dict__ != given.__dict__:  # the objects are of one class
+                    _check_fields(one, given)
+        return read
 
     def decode_body(self, body: bytes) -> S | None | list[Update[S]]:
         """Return the initial state, None for a deletion, or the updates."""
@@ -322,6 +347,20 @@ def _fields(model: BaseModel) -> dict[str, Any]:
     return fields
 
 
+def _check_fields(read: BaseModel, given: BaseModel) -> None:
+    """Raise `InvalidArgumentError` if a field was read back with another value."""
+    for name, field in type(read).model_fields.items():
+        if not field.exclude and not _is_equal(getattr(read, name), getattr(given, name), exact=False):
+            raise InvalidArgumentError(
+                "the field would be read back with another value; declare it with the class of its value, without an"
+                " alias, and let what may be None default to None",
+                type=type(read).__name__,
+                field=name,
+                given=reprlib.repr(getattr(given, name)),
+                read_back=reprlib.repr(getattr(read, name)),
+            )
+
+
 def _is_same(read: State | None, written: State | None) -> bool:
     """Return whether the states are equal, in fields of the same types: 1 is not True here, and a dict is no `Map`."""
     if read is None or written is None:
@@ -331,22 +370,33 @@ def _is_same(read: State | None, written: State | None) -> bool:
     )
 
 
-def _is_equal(one: Any, other: Any) -> bool:
-    """As ``==``, but NaN is equal to itself, wherever it is."""
-    if one == other:
+def _is_equal(read: Any, given: Any, *, exact: bool = True) -> bool:
+    """As ``==``, but NaN is equal to itself, wherever it is.
+
+    If it need not be ``exact``, the tuple that is read back is equal to a list or a set of the same items.
+    """
+    if read == given:
         return True
-    if type(one) is not type(other):
+    if exact and type(read) is not type(given):
         return False
-    match one:
-        case float():
-            return isnan(one) and isnan(other)
-        case BaseModel():
-            return all(_is_equal(getattr(one, name), getattr(other, name)) for name in type(one).model_fields)
-        case Mapping():
-            return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
-        case tuple():
-            return len(one) == len(other) and all(map(_is_equal, one, other))
-    return False
+    match read, given:
+        case float(), float():
+            return isnan(read) and isnan(given)
+        case tuple() | list(), tuple() | list():
+            return len(read) == len(given) and all(
+                _is_equal(one, other, exact=exact) for one, other in zip(read, given, strict=True)
+            )
+        case tuple() | list(), Set():
+            return len(read) == len(given) and all(item in given for item in read)
+        case Mapping(), Mapping():
+            return read.keys() == given.keys() and all(_is_equal(read[key], given[key], exact=exact) for key in read)
+    if type(read) is not type(given):
+        return False
+    if is_dataclass(read):
+        names: Iterable[str] = [each.name for each in fields(read)]
+    else:
+        names = type(read).model_fields if isinstance(read, BaseModel) else ()
+    return bool(names) and all(_is_equal(getattr(read, name), getattr(given, name), exact=exact) for name in names)
 
 
 M = TypeVar("M", bound=BaseModel)

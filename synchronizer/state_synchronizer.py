@@ -294,7 +294,9 @@ class StateSynchronizer(Generic[S]):
         self._codec.check_state(state)
 
         def begin(present: S | None) -> Decision[bool]:
-            return Decision(False) if present is not None else Decision(True, self._codec.encode_initial(state))
+            if present is not None:
+                return Decision(False)
+            return Decision(True, self._codec.encode_initial(state), [state])
 
         return self._submit(begin, timeout)[0]
 
@@ -317,7 +319,7 @@ class StateSynchronizer(Generic[S]):
                 return Decision(False)
             changes = NO_ATTRIBUTES if attributes is None else attributes()
             check_returned(changes, "a function for attributes")
-            return Decision(True, self._codec.encode_tombstone(), changes)
+            return Decision(True, self._codec.encode_tombstone(), attributes=changes)
 
         deleted, _ = self._submit(end, timeout)
         if deleted:
@@ -399,7 +401,7 @@ class StateSynchronizer(Generic[S]):
                 raise InvalidArgumentError("the generator must return a Proposal", found=type(proposal).__name__)
             if proposal.updates:
                 body = self._codec.encode_updates(proposal.updates)
-                return Decision(proposal.value, body, proposal.attributes, proposal.flushes)
+                return Decision(proposal.value, body, proposal.updates, proposal.attributes, proposal.flushes)
             if proposal.attributes:
                 raise InvalidArgumentError(
                     "attributes change only together with updates; to change them alone, append to the store"

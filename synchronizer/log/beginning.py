@@ -13,7 +13,7 @@ from .entries import encode_entry
 def first_entry(log: str, state: S, codec: StateCodec[S], limit: int) -> bytes:
     """Return the bytes of a log that begins with ``state``. Raise `StateTooLargeError` if it exceeds the limit."""
     body = codec.encode_initial(state)
-    codec.read_back(body)
+    codec.read_back(body, [state])
     if len(body) > limit and (size := codec.size(state)) > limit:
         raise too_large(log, size, limit)
     data, _ = encode_entry(secrets.token_bytes(8), 1, 0, body)

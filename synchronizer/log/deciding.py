@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from pydantic import BaseModel
 
 from ..clock import Deadline
 from ..errors import DeadlineExceededError, InvalidArgumentError
@@ -31,6 +33,8 @@ class Decision(NamedTuple, Generic[R]):
 
     value: R
     body: bytes | None = None
+    #: What the body was made of: an initial state, or updates.
+    content: Sequence[BaseModel] = ()
     attributes: Mapping[str, AttributeChange] = NO_ATTRIBUTES
     flushes: bool = True
 
@@ -136,7 +140,7 @@ class Decider(Generic[S]):
         data, checksum = encode_entry(self._writer_id, call, base.checksum, body)
         entry = Entry(base.next_offset, base.next_offset + len(data), self._writer_id, call, checksum, body)
         # Apply the body as it is read back, as every other process does.
-        change = self._follower.codec.read_back(body)
+        change = self._follower.codec.read_back(body, decision.content)
         after, transition = base.apply(entry, change)
         self._check_size(base, after, transition)
         return NewEntry(base, call, data, after, transition, decision.attributes, decision.flushes)

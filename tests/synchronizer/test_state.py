@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import enum
+import sys
+import types
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isnan, nan
@@ -66,6 +68,7 @@ SPOILED: dict[str, dict[str, Any]] = {
     "an int for a float": {"number": 1},
     "a value of no stored type": {"anything": datetime(2026, 1, 1, tzinfo=UTC)},
     "a list where a tuple comes back": {"anything": [1]},
+    "a list inside of a tuple": {"anything": (1, [2])},
     "a string for a number": {"number": "many"},
     "nothing for a Map": {"by_pair": 5},
     "an integer that is too large": {"anything": 1 << 70},
@@ -182,6 +185,11 @@ class GoodSize:
     sides: Sides = Sides()
     depth: int | None = field(default_factory=lambda: None)
     weight: Weight = field(default_factory=lambda: Weight())
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
+class AnnotatedSize:
+    width: Annotated[int | None, Field(default=None)]
 
 
 @dataclass(frozen=True)
@@ -313,6 +321,22 @@ class TestWhatIsNotWritten:
         for update in Resize(size=GoodSize()), Resize(size=GoodSize(5, Sides(None, 7))):
             assert codec.decode_body(codec.encode_updates([update])) == [update]
 
+    def test_a_pydantic_dataclass_has_its_default_in_the_annotation(self) -> None:
+        class Widen(Update[Account], tag="widen"):
+            size: AnnotatedSize | None = None
+
+        assert Widen.tag == "widen"
+
+    @pytest.mark.parametrize("name", ["WaitsForModel", "WaitsForDataclass"])
+    def test_in_classes_that_are_defined_later_at_the_first_use(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        late = types.ModuleType("late")
+        monkeypatch.setitem(sys.modules, "late", late)
+        exec(CLASSES_IN_ANY_ORDER, late.__dict__)
+        with pytest.raises(TypeError, match=r"Later\w+\.width allows None"):
+            StateSynchronizer(open_store("memory://"), "s", initial=Account(), updates=[getattr(late, name)])
+
     def test_a_model_may_hold_itself(self) -> None:
         class Grow(Update[Account], tag="grow"):
             nodes: tuple[Node, ...] = ()
@@ -331,8 +355,65 @@ class TestWhatIsNotWritten:
         assert codec.decode_body(codec.encode_updates([fill])) == [fill]
 
 
+CLASSES_IN_ANY_ORDER = """
+from __future__ import annotations
+from dataclasses import dataclass
+from pydantic import BaseModel
+from synchronizer import Update
+from tests.synchronizer.accounts import Account
+
+class WaitsForModel(Update[Account], tag="model"):
+    size: LaterModel
+
+    def apply_to(self, state, revision):
+        return state
+
+class WaitsForDataclass(Update[Account], tag="dataclass"):
+    size: LaterDataclass
+
+    def apply_to(self, state, revision):
+        return state
+
+class LaterModel(BaseModel):
+    width: int | None = 5
+
+@dataclass(frozen=True)
+class LaterDataclass:
+    width: int | None = 5
+
+WaitsForModel.model_rebuild()
+WaitsForDataclass.model_rebuild()
+"""
+
+
 class Node(BaseModel):
     children: tuple[Node, ...] = ()
+
+
+class Shape(BaseModel):
+    name: str = "a shape"
+
+
+class Circle(Shape):
+    radius: int = 1
+
+
+class Renamed(BaseModel):
+    width: int = Field(default=5, alias="w")
+
+
+@dataclass(frozen=True)
+class Sized(Generic[T]):
+    width: T | int = 5
+
+
+#: A type, a value of it, and one that encoding changes.
+COME_BACK_OTHERWISE: list[tuple[Any, Any, Any]] = [
+    (Shape, Shape(), Circle(radius=5)),
+    (Renamed, Renamed(), Renamed(w=7)),
+    (Sized[None], Sized[None](), Sized[None](width=None)),
+    (Map[str, Any], Map(), Map({"of any type": Shape()})),
+]
 
 
 class TestUpdateClasses:
@@ -388,6 +469,48 @@ class TestUpdateClasses:
         replica.update_state_unconditionally(Become(fields={"anything": mutable}))
         mutable.append("b")
         assert replica.state.anything == ("a",)
+
+    @pytest.mark.parametrize(("kind", "good", "bad"), COME_BACK_OTHERWISE, ids=str)
+    def test_what_would_be_read_back_with_another_value_is_refused_before_it_is_written(
+        self, kind: Any, good: object, bad: object
+    ) -> None:
+        class Draw(Update[Account], tag="draw"):
+            first: kind
+            more: tuple[Map[str, kind], ...] = ()
+
+            def apply_to(self, state: Account, revision: Revision) -> Account:
+                return state
+
+        class Drawing(State):
+            first: kind
+
+        replica = StateSynchronizer(open_store("memory://"), "s", initial=Account(), updates=[Draw])
+        length = replica.applied_length
+        with pytest.raises(InvalidArgumentError, match="read back with another value") as raised:
+            replica.update_state_unconditionally(Draw(first=bad))
+        assert raised.value.facts["field"] == "first"
+        with pytest.raises(InvalidArgumentError, match="read back with another value") as raised:
+            replica.update_state(lambda state: [Draw(first=good), Draw(first=good, more=(Map({"a": bad}),))])
+        assert raised.value.facts["field"] == "more"
+        assert replica.store.info("s").length == length
+        with pytest.raises(InvalidArgumentError, match="read back with another value"):
+            StateSynchronizer(open_store("memory://"), "s", initial=Drawing(first=bad), updates=[])
+
+    @pytest.mark.parametrize(
+        "value", [[1, (2, [nan])], {3, 1}, {"a": [nan, {"b": (nan,)}]}, True, 1, 1.0, Color.RED, nan]
+    )
+    def test_collections_and_numbers_are_what_they_were(self, value: object) -> None:
+        class Note(Update[Account], tag="note"):
+            values: dict[str, Any]
+            point: Point
+            size: Sized[float]
+            secret: str = Field(default="", exclude=True)
+
+            def apply_to(self, state: Account, revision: Revision) -> Account:
+                return state
+
+        replica = StateSynchronizer(open_store("memory://"), "s", initial=Account(), updates=[Note])
+        replica.update_state_unconditionally(Note(values={"a": value}, point=Point(x=1), size=Sized(nan), secret="x"))
 
     @pytest.mark.parametrize("value", [datetime(2026, 1, 1, tzinfo=UTC), 1 << 70, {1, "a"}, object(), "\ud800"])
     def test_a_value_that_cannot_be_stored_is_refused(self, value: object) -> None:
