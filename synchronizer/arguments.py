@@ -7,7 +7,7 @@ call. Comparisons with NaN are false, and True counts as 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Final, TypeGuard
 
@@ -33,6 +33,13 @@ def check_items(values: object, kind: type, name: str, *, or_none: bool = False)
             f"{name} must be a list or another {kind.__name__}{', or None' * or_none}; put a single value into a list",
             found=type_name(values),
         )
+
+
+def check_names(segments: object) -> None:
+    """Raise `InvalidArgumentError` if ``segments`` is no collection, or one name, whose letters would be the names."""
+    check_type(segments, Collection, "segments")
+    if isinstance(segments, str):
+        raise InvalidArgumentError("segments must be a collection of names, not one name", segments=segments)
 
 
 def holds_items(values: object, kind: type) -> TypeGuard[Iterable[object]]:

@@ -218,6 +218,7 @@ _GUARDED: Final = frozenset(
         "delete",
         "forget",
         "info",
+        "infos",
         "attributes",
         "read",
         "read_starts",

@@ -20,7 +20,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from .arguments import check_type
+from .arguments import check_names
 from .counting import StoreCounters
 from .error_translation import guarding
 from .errors import InvalidArgumentError, NotFoundError, TruncatedError
@@ -193,6 +193,21 @@ class SegmentStore(ABC):
     def info(self, segment: str) -> SegmentInfo:
         """Return the current facts about the segment, after every append and seal acknowledged before the call."""
 
+    def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        """Return what `info` returns for each of ``segments``, perhaps of different moments.
+
+        A segment that does not exist is left out. By default it calls `info` for each segment; a backend overrides it
+        where it can ask for many in less time.
+        """
+        check_names(segments)
+        found = {}
+        for segment in segments:
+            try:
+                found[segment] = self.info(segment)
+            except NotFoundError:
+                continue
+        return found
+
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[str]:
         """Return the names of existing segments that start with ``prefix``, in order of their code points."""
@@ -266,9 +281,7 @@ class SegmentStore(ABC):
         too: `read` them one by one. By default it calls `read` for each segment; a backend overrides it where it can
         read many small segments in less time.
         """
-        check_type(segments, Collection, "segments")
-        if isinstance(segments, str):
-            raise InvalidArgumentError("segments must be a collection of names, not one name", segments=segments)
+        check_names(segments)
         found = {}
         for segment in segments:
             try:

@@ -51,13 +51,13 @@ def list_states(
 ) -> None:
     """List the shared states, with those of groups, streams and locks."""
     with session(context).connect() as client:
-        names = sorted(
+        names = [
             name
             for kind in PREFIXES
             for name in client.store.list(f"{kind}/")
             if prefix is None or name.startswith(prefix)
-        )
-        rows = [(name, client.store.info(name)) for name in names]
+        ]
+        rows = sorted(client.store.infos(names).items())
     if as_json:
         print_json([{"name": name, "log_bytes": info.length - info.start_offset} for name, info in rows])
     elif rows:

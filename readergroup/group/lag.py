@@ -6,11 +6,11 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from synchronizer import NotFoundError, SegmentStore, TruncatedError
+from synchronizer import NotFoundError, SegmentInfo, SegmentStore, TruncatedError
 
 from ..errors import CorruptDataError
 from ..html import html_table
@@ -32,6 +32,8 @@ _SAMPLE_BYTES: Final = 128 * 1024
 _REMEMBERED_SECONDS: Final = 60.0
 #: After how long without a move a segment with events counts as stalled.
 STALLED_SECONDS: Final = 60.0
+
+T = TypeVar("T")
 
 
 class SegmentLag(BaseModel):
@@ -185,6 +187,10 @@ class LagMemory:
         }
 
 
+class _Ask(Protocol):
+    def __call__(self, ask: Callable[[], T], /) -> T: ...
+
+
 class _Range(NamedTuple):
     """What is left to read in a data segment: from the group's offset to its end, or as far as it is written."""
 
@@ -218,12 +224,12 @@ def group_lag(
     now: float,
     memory: LagMemory | None = None,
     *,
-    retry: Callable[[Callable[[], _Measured]], _Measured] = lambda measure: measure(),
+    retry: _Ask = lambda ask: ask(),
 ) -> GroupLag:
     """Return the lag of a group that stands at ``offsets``. ``now`` is the time of day, in seconds since 1970.
 
     With a ``memory``, a truncation of events that wait shows up to a minute later. ``retry`` calls its argument, which
-    measures one segment, and may repeat that.
+    asks the store, and may repeat that.
     """
     ranges = {
         segment: _Range(
@@ -233,25 +239,28 @@ def group_lag(
         if not found.completed
     }
     known = {} if memory is None else memory.unchanged(store, ranges, now)
+    changed = [wanted.name for segment, wanted in ranges.items() if segment not in known]
+    infos = retry(partial(store.infos, changed))
     lags = {}
     for segment, wanted in ranges.items():
-        measured = known.get(segment) or retry(partial(_measured, store, wanted, now))
+        measured = known.get(segment) or retry(partial(_measured, store, wanted, infos.get(wanted.name), now))
         if memory is not None:
             memory.remember(segment, measured)
         lags[segment] = measured.lag(state.segments[segment].owner, now)
     return GroupLag(segments=lags)
 
 
-def _measured(store: SegmentStore, wanted: _Range, now: float) -> _Measured:
+def _measured(store: SegmentStore, wanted: _Range, info: SegmentInfo | None, now: float) -> _Measured:
     try:
-        info = store.info(wanted.name)
+        if info is None:
+            info = store.info(wanted.name)
         offset = max(wanted.offset, info.start_offset)
         end = info.length if wanted.end is None else min(wanted.end, info.length)
         sample = _sampled(store, wanted.name, offset, end, info.length) if end > offset else None
     except NotFoundError:  # the data was truncated, or the stream deleted
         return _Measured(wanted, 0, True, wanted.offset, 0, 0, False, None, now)
-    except TruncatedError as error:  # between the two calls
-        found = _measured(store, wanted._replace(offset=error.start_offset), now)
+    except TruncatedError as error:  # since the store was asked for the info
+        found = _measured(store, wanted._replace(offset=error.start_offset), None, now)
         return found._replace(range=wanted)
     behind = max(0, end - offset)
     events, looked_at, written_at = sample or (0, end, None)

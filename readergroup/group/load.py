@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
-
-from synchronizer import NotFoundError
 
 from ..streams.config import SegmentId, data_segment, stream_of
 from .model.positions import positions
@@ -46,10 +44,8 @@ class LoadMeter:
         if self._begun is None:
             self._begun = _Sample(now, {})
             self._left = [segment for segment, found in state.segments.items() if not found.completed]
-        for segment in reversed(self._left[-SEGMENTS_PER_STEP:]):
-            if (length := self._length(state, segment)) is not None:
-                self._begun.lengths[segment] = length
-            self._left.pop()
+        self._begun.lengths.update(self._lengths(state, self._left[-SEGMENTS_PER_STEP:]))
+        del self._left[-SEGMENTS_PER_STEP:]
         if self._left:
             return now
         # First, so that an error below puts the record off by an interval.
@@ -60,16 +56,18 @@ class LoadMeter:
             self._updater.record_weights(rates, self._lags(state, sample.lengths))
         return self._due
 
-    def _length(self, state: ReaderGroupState, segment: SegmentId) -> int | None:
-        found = state.segments.get(segment)
-        if found is None:
-            return None
-        try:
-            name = data_segment(segment, state.streams[stream_of(segment)].incarnation)
-            length = self._updater.synchronizer.store.info(name).length
-        except NotFoundError:
-            return None
-        return length if found.end is None else min(length, found.end)
+    def _lengths(self, state: ReaderGroupState, segments: Sequence[SegmentId]) -> Iterator[tuple[SegmentId, int]]:
+        """Yield the lengths of those that exist, up to the end of the group."""
+        names = {
+            segment: data_segment(segment, state.streams[stream_of(segment)].incarnation)
+            for segment in segments
+            if segment in state.segments
+        }
+        infos = self._updater.synchronizer.store.infos(list(names.values()))
+        for segment, name in names.items():
+            if name in infos:
+                length, end = infos[name].length, state.segments[segment].end
+                yield segment, length if end is None else min(length, end)
 
     def _rates(self) -> Mapping[SegmentId, float]:
         """Return the bytes per second of each segment that was measured twice."""

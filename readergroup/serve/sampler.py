@@ -7,7 +7,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -261,12 +260,10 @@ class Sampler:
     def _list_states(self) -> tuple[Mapping[str, int], int]:
         store = self.client.store
         names = [name for kind in KINDS for name in store.list(f"{kind}/")]
-        found = {}
-        for name in names[:MAX_STATES]:
-            with suppress(NotFoundError):  # deleted meanwhile
-                info = store.info(name)
-                found[name] = info.length - info.start_offset
-        return found, max(0, len(names) - MAX_STATES)
+        infos = store.infos(names[:MAX_STATES])
+        return {name: infos[name].length - infos[name].start_offset for name in names if name in infos}, max(
+            0, len(names) - MAX_STATES
+        )
 
     def _end(self, closed: ClosedError | None) -> None:
         for _, flow in self._meters.values():

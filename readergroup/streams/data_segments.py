@@ -36,10 +36,12 @@ class DataSegments:
     # ------------------------------------------------------------------ what there is
 
     def lengths(self, state: StreamState, numbers: Iterable[int], deadline: Deadline) -> Mapping[int, int]:
-        """Return the present lengths of these data segments."""
-        backoff = self._metadata.backoff(deadline)
-        segments = {number: state.data_segment(number) for number in numbers}
-        return {n: backoff.retry(partial(self._store.info, segment)).length for n, segment in segments.items()}
+        """Return the present lengths of these data segments. Raise `NotFoundError` if one does not exist."""
+        segments = {state.data_segment(number): number for number in numbers}
+        found = self._metadata.backoff(deadline).retry(partial(self._store.infos, list(segments)))
+        if missing := segments.keys() - found.keys():
+            raise NotFoundError("a segment of the stream was deleted meanwhile", segment=min(missing))
+        return {segments[name]: info.length for name, info in found.items()}
 
     def tail(self, state: StreamState, deadline: Deadline) -> StreamCut:
         """Return where the data of the newest epoch in ``state`` ends now."""

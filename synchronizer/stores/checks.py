@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from ..arguments import check_type
+from ..arguments import check_names, check_type
 from ..errors import (
     AlreadyExistsError,
     ClosedError,
@@ -93,10 +93,14 @@ def check_read_call(segment: str, offset: int, max_bytes: int) -> None:
         raise InvalidArgumentError("max_bytes must be an int >= 1", segment=segment, max_bytes=max_bytes)
 
 
+def check_infos(segments: Collection[str]) -> None:
+    check_names(segments)
+    for segment in segments:
+        check_name(segment)
+
+
 def check_read_starts(segments: Collection[str], max_bytes: int) -> None:
-    if isinstance(segments, str):
-        raise InvalidArgumentError("segments must be a collection of names, not one name", segments=segments)
-    check_type(segments, Collection, "segments")
+    check_names(segments)
     for segment in segments:
         check_read_call(segment, 0, max_bytes)
 

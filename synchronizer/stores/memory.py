@@ -35,6 +35,7 @@ from .checks import (
     check_copy,
     check_create_together,
     check_fair_lock,
+    check_infos,
     check_name,
     check_open,
     check_prefix,
@@ -232,6 +233,13 @@ class MemoryStore(SegmentStore):
         with self._opened().lock:
             memory = self._opened()
             return memory.segment(segment).info()
+
+    def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        check_infos(segments)
+        with self._opened().lock:
+            memory = self._opened()
+            found = {name: memory.segments.get(name) for name in segments}
+            return {name: each.info() for name, each in found.items() if each is not None}
 
     def list(self, prefix: str = "") -> Iterator[str]:
         check_prefix(prefix)

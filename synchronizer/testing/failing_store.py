@@ -205,6 +205,13 @@ class FailingStore(SegmentStore, translate_errors=False):
             self._reads_to_cut -= is_cut
         return data[: max(1, len(data) // 2)] if is_cut else data
 
+    def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        first = next(iter(segments), "")
+        self._begin("infos", first)
+        found = self.inner.infos(segments)
+        self._end("infos", first)
+        return found
+
     def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
         self._begin("read_starts")
         found = self.inner.read_starts(segments, max_bytes)

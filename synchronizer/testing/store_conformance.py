@@ -495,6 +495,7 @@ class SegmentStoreConformance:
             (lambda wrong: store.append_unflushed("s", b"x", attributes=wrong), [*no_mapping, {5: 5}, {"a": b"1"}]),
             (lambda wrong: store.read(wrong, 0, 1), [*no_name, None]),
             (lambda wrong: store.read("s", 0, wrong), ["5", 0.5, True, [], object(), int, None]),
+            (lambda wrong: store.infos(wrong), [5, 0, "", "s", object(), [5], [None], list]),
             (lambda wrong: store.read_starts(wrong, 1), [5, 0, "", "s", object(), [5], [None], list]),
             (lambda wrong: store.read_starts(["s"], wrong), ["5", 0, -1, 0.5, True, [], object(), int, None]),
             (lambda wrong: store.truncate(wrong, 0), [*no_name, None]),
@@ -751,16 +752,17 @@ class SegmentStoreConformance:
         store.truncate("s", 3_503)
         assert store.read("s", 3_503, 1 << 20) == data[3_503:]
 
+    def test_many_segments_are_asked_for_at_once(self, store: SegmentStore) -> None:
+        names = [*_many_segments(store), "large", "cut", "empty", "sealed"]
+        _segment(store, b"whole", name="sealed")
+        store.seal("sealed")
+        assert store.infos([*names, "gone", "unknown"]) == {name: store.info(name) for name in names}
+        _appended(store.append("empty", b"no more"))
+        assert store.infos({"empty": 0}) == {"empty": SegmentInfo("empty", 0, 7, sealed=False)}
+        assert store.infos([]) == {}
+
     def test_the_starts_of_many_segments_are_read_at_once(self, store: SegmentStore) -> None:
-        expected = {f"s/{number}": b"%d" % number * 3 for number in range(700)}
-        for name, data in expected.items():
-            _segment(store, data[:4], name=name)
-            _appended(store.append(name, data[4:]))
-        for name, data in (("large", _pattern(300_000)), ("cut", b"0123456789"), ("gone", b"data"), ("empty", b"")):
-            _segment(store, data, name=name)
-        store.truncate("cut", 3)
-        store.delete("gone")
-        expected |= {"large": _pattern(300_000)[:1000], "empty": b""}
+        expected = _many_segments(store) | {"large": _pattern(300_000)[:1000], "empty": b""}
         found = store.read_starts([*expected, "cut", "gone", "unknown"], 1000)
         assert found.items() <= expected.items()
         found = store.read_starts({"s/1": 0, "large": 1}, 2)
@@ -1649,6 +1651,19 @@ def _command(program: str, *arguments: str) -> list[str]:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # so that plugins that add a scheme are found
+
+
+def _many_segments(store: SegmentStore) -> dict[str, bytes]:
+    """Make 700 short segments, which are returned, and some others."""
+    short = {f"s/{number}": b"%d" % number * 3 for number in range(700)}
+    for name, data in short.items():
+        _segment(store, data[:4], name=name)
+        _appended(store.append(name, data[4:]))
+    for name, data in (("large", _pattern(300_000)), ("cut", b"0123456789"), ("gone", b"data"), ("empty", b"")):
+        _segment(store, data, name=name)
+    store.truncate("cut", 3)
+    store.delete("gone")
+    return short
 
 
 def _segment(

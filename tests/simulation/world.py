@@ -338,6 +338,9 @@ class SimStore(SegmentStore, translate_errors=False):
     def info(self, segment: str) -> SegmentInfo:
         return self._call("info", segment, lambda: self._inner.info(segment))
 
+    def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        return self._call("info", "", lambda: self._inner.infos(segments))
+
     def list(self, prefix: str = "") -> Iterator[str]:
         return iter(self._call("list", prefix, lambda: list(self._inner.list(prefix))))
 

@@ -89,6 +89,9 @@ class BrokenStore(SegmentStore):
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         raise self.error
 
+    def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        raise self.error
+
     def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
         raise self.error
 
@@ -138,6 +141,7 @@ REPEATABLE: dict[str, Callable[[SegmentStore], object]] = {
     "delete": lambda store: store.delete("s"),
     "forget": lambda store: store.forget("s"),
     "info": lambda store: store.info("s"),
+    "infos": lambda store: store.infos(["s"]),
     "list": lambda store: list(store.list()),
     "copy_segments": lambda store: store.copy_segments([SegmentCopy("s", "t", 0, 1)]),
     "read": lambda store: store.read("s", 0, 1),

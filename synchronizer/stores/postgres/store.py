@@ -121,7 +121,11 @@ _CREATE_TOGETHER: Final = (
     ' JOIN n ON n.name = made.name COLLATE "C" WHERE octet_length(n.data) > 0)'
     " SELECT NOT EXISTS (SELECT FROM known)"
 )
-_INFO: Final = "SELECT s.start_offset, {length}, s.sealed FROM {schema}.segment s WHERE s.name = %s AND NOT s.deleted"
+_INFOS: Final = (
+    "SELECT s.name, s.start_offset, {length}, s.sealed FROM {schema}.segment s"
+    " WHERE s.name = ANY(%s::text[]) AND NOT s.deleted"
+)
+_INFO: Final = _INFOS.replace("ANY(%s::text[])", "%s")
 _NAMES: Final = (
     "SELECT name FROM {schema}.segment WHERE name >= %s AND name > %s AND NOT deleted ORDER BY name LIMIT %s::integer"
 )
@@ -276,8 +280,11 @@ class PostgresStore(SegmentStore):
         rows = self._call(_INFO, (segment,))
         if not rows:
             raise checks.not_found(segment)
-        start_offset, length, is_sealed = rows[0]
-        return SegmentInfo(segment, start_offset, length, is_sealed)
+        return SegmentInfo(*rows[0])
+
+    def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        checks.check_infos(segments)
+        return {name: SegmentInfo(name, *facts) for name, *facts in self._call(_INFOS, (list(segments),))}
 
     def list(self, prefix: str = "") -> Iterator[str]:
         checks.check_prefix(prefix)

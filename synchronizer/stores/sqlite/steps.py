@@ -100,6 +100,12 @@ def info(connection: sqlite3.Connection, segment: str) -> SegmentInfo:
     return _row(connection, segment).info
 
 
+def infos(connection: sqlite3.Connection, segments: Sequence[str]) -> Mapping[str, SegmentInfo]:
+    rows = sqlite_rows.find_any(connection, segments)
+    found = {name: rows.get(name) or sqlite_rows.find(connection, name) for name in segments}
+    return {name: row.info for name, row in found.items() if row is not None and not row.is_over}
+
+
 def attributes(connection: sqlite3.Connection, segment: str, prefix: str) -> Mapping[str, bytes]:
     return sqlite_rows.attributes(connection, _row(connection, segment), prefix)
 

@@ -60,6 +60,7 @@ from ..checks import (
     check_copies,
     check_create_together,
     check_fair_lock,
+    check_infos,
     check_name,
     check_open,
     check_prefix,
@@ -96,8 +97,8 @@ _PAGE_BYTES: Final = 16 * 1024
 #: An append of at most this size at an expected offset, such as an entry of a state, may use the reserve.
 _MAX_ESSENTIAL_BYTES: Final = 64 * 1024
 _IDLE_READERS: Final = 8
-#: `read_starts` reads so many segments in one transaction.
-_STARTS_AT_ONCE: Final = 500
+#: So many segments are read in one transaction.
+_AT_ONCE: Final = 500
 _POLL_SECONDS: Final = 0.01
 
 
@@ -199,6 +200,13 @@ class SqliteStore(SegmentStore):
     def info(self, segment: str) -> SegmentInfo:
         check_name(segment)
         return self._read(lambda connection: sqlite_steps.info(connection, segment))
+
+    def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        check_infos(segments)
+        found: dict[str, SegmentInfo] = {}
+        for part in _parts(segments):
+            found |= self._read(partial(sqlite_steps.infos, segments=part))
+        return found
 
     def list(self, prefix: str = "") -> Iterator[str]:
         check_prefix(prefix)
@@ -305,10 +313,8 @@ class SqliteStore(SegmentStore):
 
     def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
         check_read_starts(segments, max_bytes)
-        names = list(segments)
         found: dict[str, bytes] = {}
-        for first in range(0, len(names), _STARTS_AT_ONCE):
-            part = names[first : first + _STARTS_AT_ONCE]
+        for part in _parts(segments):
             found |= self._read(partial(sqlite_steps.read_starts, segments=part, max_bytes=max_bytes))
         return found
 
@@ -945,3 +951,8 @@ def _leave_open_what_is_gone() -> None:
 
 os.register_at_fork(after_in_child=_leave_open_in_child)
 atexit.register(_leave_open_what_is_gone)
+
+
+def _parts(segments: Collection[str]) -> Iterator[list[str]]:
+    names = list(segments)
+    return (names[first : first + _AT_ONCE] for first in range(0, len(names), _AT_ONCE))

@@ -437,7 +437,7 @@ def test_many_streams_are_created_in_few_steps(store: SegmentStore) -> None:
     assert [StreamManager(store).info(info.name) for info in infos[:3]] == list(infos[:3])
     failing.operations.clear()
     assert streams.create_many(names) == infos[::-1]
-    assert {operation.verb for operation in failing.operations} == {"read_starts", "info"}
+    assert {operation.verb for operation in failing.operations} == {"read_starts", "infos"}
 
 
 def test_many_streams_are_created_though_some_exist_or_were_deleted(streams: StreamManager) -> None:

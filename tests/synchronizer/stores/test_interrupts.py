@@ -91,6 +91,7 @@ CALLS: dict[str, Call] = {
     "forget": lambda store, fresh: (store.create(fresh), store.forget(fresh)),
     "seal": lambda store, fresh: (store.create(fresh), store.seal(fresh)),
     "info": lambda store, fresh: store.info("s"),
+    "infos": lambda store, fresh: store.infos(["s", "sealed"]),
     "read": lambda store, fresh: store.read("sealed", 0, 100),
     "read_starts": lambda store, fresh: store.read_starts(["s", "sealed"], 100),
     "list": lambda store, fresh: list(store.list()),

@@ -406,6 +406,17 @@ class ForgetsTheFirstBytes(Wrong):
         return super().create_together(dict.fromkeys(segments, b""))
 
 
+class AnswersForDeletedSegmentsToo(Wrong):
+    def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        nothing = {name: SegmentInfo(name, 0, 0, sealed=False) for name in segments}
+        return {**nothing, **super().infos(segments)}
+
+
+class AnswersForTheFirstSegments(Wrong):
+    def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        return super().infos(list(segments)[:500])
+
+
 class ReadsTheStartsOfDeletedSegments(Wrong):
     def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
         return {**dict.fromkeys(segments, b""), **super().read_starts(segments, max_bytes)}
@@ -469,6 +480,8 @@ FOUND: Sequence[tuple[type[Wrong], Callable[..., None]]] = [
     (CopiesOneByOne, Suite.test_one_segment_that_cannot_be_copied_prevents_them_all),
     (CreatesOneByOne, Suite.test_one_segment_that_cannot_be_created_prevents_them_all),
     (ForgetsTheFirstBytes, Suite.test_segments_are_created_together_with_their_first_bytes),
+    (AnswersForDeletedSegmentsToo, Suite.test_many_segments_are_asked_for_at_once),
+    (AnswersForTheFirstSegments, Suite.test_many_segments_are_asked_for_at_once),
     (ReadsTheStartsOfDeletedSegments, Suite.test_the_starts_of_many_segments_are_read_at_once),
     (ReadsFromTheFirstByteLeft, Suite.test_the_starts_of_many_segments_are_read_at_once),
 ]

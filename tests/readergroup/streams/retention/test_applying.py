@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
 
@@ -107,13 +107,13 @@ def test_a_policy_asks_for_the_length_of_each_segment_once(client: rg.Client, mo
     client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(4))
     write(client, 0, 300)
     client.streams.configure(STREAM, retention=rg.RetentionPolicy(max_bytes=50_000))
-    asked, ask = Counter[str](), client.store.info
+    asked, ask = Counter[str](), client.store.infos
 
-    def count(segment: str) -> SegmentInfo:
-        asked[segment] += 1
-        return ask(segment)
+    def count(segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        asked.update(segments)
+        return ask(segments)
 
-    monkeypatch.setattr(client.store, "info", count)
+    monkeypatch.setattr(client.store, "infos", count)
     deadline = Deadline(client.clock, 30.0)
     client.streams.retention.apply(client.streams.metadata.existing(STREAM, deadline).state, deadline)
     monkeypatch.undo()
