@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import reprlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence, Set
 from dataclasses import fields, is_dataclass
-from math import isnan
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -25,34 +24,39 @@ from typing import (
 from weakref import WeakSet
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError, WrapValidator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from .arguments import check_class
 from .callables import check_callable
+from .comparing import is_equal
 from .error_translation import raise_interrupt_in
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
 from .log.entries import Revision
+from .map import Map
 
 #: Large enough for most packed updates. The buffer grows for the others.
 _BUFFER_BYTES: Final = 512
 _set: Final = object.__setattr__
 #: The classes of states and updates with types that were not defined yet. They are checked when they are first used.
-_unfinished: Final = WeakSet[type]()
+_unfinished: Final = WeakSet[type[BaseModel]]()
+#: Of an abstract mapping or set, too, pydantic makes a dict or a set.
+_CHANGEABLE: Final = (MutableSequence, Mapping, Set)
 
 
 class State(BaseModel):
     """A value that is the same in every process. Subclasses add fields.
 
-    It is frozen: ``apply_to`` makes a new one with ``replace``. For collections use ``tuple``, ``frozenset`` and `Map`;
-    a class with a list, dict or set raises `TypeError`. Put numbers of the declared type into them: where a
-    process reads the state from a snapshot, an int in a ``Map[str, float]`` is an equal float.
+    It is frozen: ``apply_to`` makes a new one with ``replace``. For collections use ``tuple``, ``frozenset`` and `Map`.
+    A class with a list, dict or set raises `TypeError`, and so does one with a model or dataclass that is not frozen.
+    Put numbers of the declared type into them: where a process reads the state from a snapshot, an int in a
+    ``Map[str, float]`` is an equal float. A time keeps its offset to UTC, and not the name of its zone.
 
     Give the class a higher format number, as in ``class Counter(State, format=2)``, when its stored fields change their
     meaning: a release that knows only lower numbers neither reads nor compacts the state. A field whose value may be
-    None must default to None, which is not written, also in nested models and dataclasses; so a key of a typed dict may
-    not be None. The previous release then reads a state with a new field until the field is used.
+    None must default to None, which is not written, also in nested models and dataclasses. The previous release then
+    reads a state with a new field until the field is used.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
@@ -66,10 +70,7 @@ class State(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        _require_none_defaults(cls)
-        for name, field in cls.model_fields.items():
-            if _is_changeable(field.annotation):
-                raise TypeError(f"{cls.__name__}.{name} is mutable; use tuple, frozenset or Map")
+        _check_class(cls)
 
     def replace(self, **changes: Any) -> Self:
         """Return this state with other values in the named fields. The size of the other fields costs no time.
@@ -79,11 +80,16 @@ class State(BaseModel):
         if not self.__dict__.keys() >= changes.keys():
             unknown = changes.keys() - self.__dict__.keys()
             raise InvalidArgumentError("the state has no such field", state=type(self).__name__, fields=sorted(unknown))
-        copied = self.__new__(type(self))  # like `model_copy`, in less than half the time
+        cls = type(self)
+        if cls.__pydantic_post_init__ or len(self.__dict__) != len(cls.__pydantic_fields__):
+            # What is derived from the fields, such as a private attribute or a cached property, is derived again.
+            values = {name: self.__dict__[name] for name in cls.__pydantic_fields__} | changes
+            return cls.model_construct(_fields_set=self.__pydantic_fields_set__ | changes.keys(), **values)
+        copied = self.__new__(cls)  # like `model_copy`, in less than half the time
         _set(copied, "__dict__", {**self.__dict__, **changes})
         _set(copied, "__pydantic_extra__", self.__pydantic_extra__)
         _set(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__ | changes.keys())
-        _set(copied, "__pydantic_private__", self.__pydantic_private__ and dict(self.__pydantic_private__))
+        _set(copied, "__pydantic_private__", None)
         return copied
 
 
@@ -114,7 +120,7 @@ class Update(BaseModel, Generic[S]):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        _require_none_defaults(cls)
+        _check_class(cls)
 
     @abstractmethod
     def apply_to(self, state: S, revision: Revision) -> S:
@@ -128,27 +134,46 @@ class Update(BaseModel, Generic[S]):
         """
 
 
-def _require_none_defaults(checked: type) -> None:
-    """Raise `TypeError` for fields that are read back as another value if None is not written, in nested ones too."""
+def _check_class(checked: type[BaseModel]) -> None:
+    """Raise `TypeError` for a class of a state or an update, or one within it, whose values would not come back."""
     _unfinished.discard(checked)
-    waiting, seen = [checked], {checked}
-    while waiting:
-        record = waiting.pop()
-        if not getattr(record, "__pydantic_complete__", True):
-            _unfinished.add(checked)
-        try:
-            found = list(_fields_of(record))
-        except NameError:  # of a class that follows, or one that only pydantic knows
-            _unfinished.add(checked)
-            continue
-        for name, annotation, is_none_by_default in found:
+    is_state = issubclass(checked, State)
+    for record in _with_nested(checked):
+        if is_state and not _is_frozen(record):
+            raise TypeError(
+                f"{record.__name__} is part of a state, so it must be frozen: class {record.__name__}(BaseModel,"
+                " frozen=True), or a dataclass with frozen=True"
+            )
+        for name, annotation, is_none_by_default in _fields_of(record):
             if not is_none_by_default and _may_be_none(annotation):
                 raise TypeError(
                     f"{record.__name__}.{name} allows None, which is not written, so its default must be None"
                 )
-            new = set(_records_in(annotation)) - seen
-            waiting.extend(new)
-            seen |= new
+            if is_state and any(map(_is_changeable, _types_in(annotation, converted=False))):
+                raise TypeError(f"{record.__name__}.{name} is mutable; use tuple, frozenset or Map")
+            if any(map(_is_looked_up_by_records, _types_in(annotation))):
+                raise TypeError(
+                    f"{record.__name__}.{name} holds models or dataclasses as keys or in a set, which are written as"
+                    " dicts; use a tuple, a named tuple, or a Map from a key to them"
+                )
+
+
+def _with_nested(checked: type[BaseModel]) -> Iterator[type]:
+    """Yield the class and all records in it. If one has types that are not defined yet, the class is `_unfinished`."""
+    waiting: list[type] = [checked]
+    seen = {*waiting}
+    while waiting:
+        record = waiting.pop()
+        try:
+            found = {each for _, annotation, _ in _fields_of(record) for each in _records_in(annotation)} - seen
+        except NameError:  # of a class that follows, or one that only pydantic knows
+            _unfinished.add(checked)
+            continue
+        if not getattr(record, "__pydantic_complete__", True):
+            _unfinished.add(checked)
+        waiting.extend(found)
+        seen |= found
+        yield record
 
 
 def _fields_of(record: type) -> Iterator[tuple[str, Any, bool]]:
@@ -158,9 +183,12 @@ def _fields_of(record: type) -> Iterator[tuple[str, Any, bool]]:
     """
     if issubclass(record, BaseModel):
         for name, field in record.model_fields.items():
-            yield name, field.annotation, field.default is None and field.default_factory is None
+            annotation: Any = field.annotation
+            if field.metadata:
+                annotation = Annotated[annotation, *field.metadata]
+            yield name, annotation, field.default is None and field.default_factory is None
         return
-    hints = get_type_hints(record)
+    hints = get_type_hints(record, include_extras=True)
     if is_dataclass(record):
         known = getattr(record, "__pydantic_fields__", {})  # with defaults that are inside of annotations
         for each in fields(record):
@@ -179,6 +207,40 @@ def _meant(annotation: Any) -> Any:
     return annotation
 
 
+def _types_in(annotation: Any, *, converted: bool = True) -> Iterator[Any]:
+    """Yield the annotation and those inside of it; unless ``converted``, none whose values a validator may convert."""
+    waiting, seen = [annotation], set[int]()  # aliases may be recursive
+    while waiting:
+        meant = _meant(waiting.pop())
+        if id(meant) in seen:
+            continue
+        seen.add(id(meant))
+        yield meant
+        inner = get_args(meant)
+        if converted or not any(isinstance(each, AfterValidator | PlainValidator | WrapValidator) for each in inner):
+            waiting.extend(inner)
+
+
+def _records_in(annotation: Any) -> Iterator[type]:
+    """Yield the models, dataclasses, typed dicts and named tuples in an annotation."""
+    for each in _types_in(annotation):
+        for found in each, get_origin(each):
+            if isinstance(found, type) and (_is_written_as_dict(found) or _is_named_tuple(found)):
+                yield found
+
+
+def _is_written_as_dict(kind: type) -> bool:
+    return issubclass(kind, BaseModel) or is_dataclass(kind) or _is_typed_dict(kind)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _is_typed_dict(kind: type) -> bool:
+    return hasattr(kind, "__required_keys__")  # of `typing` or `typing_extensions`
+
+
 def _may_be_none(annotation: Any) -> bool:
     annotation = _meant(annotation)
     if get_origin(annotation) in (Union, UnionType, Annotated):
@@ -187,29 +249,26 @@ def _may_be_none(annotation: Any) -> bool:
     return annotation in (None, NoneType, Any, object) or (is_literal and None in get_args(annotation))
 
 
+def _is_frozen(record: type) -> bool:
+    """Return whether no field of its objects can be set."""
+    if issubclass(record, BaseModel):
+        return record.model_config.get("frozen", False)
+    params: Any = getattr(record, "__dataclass_params__", None)
+    return _is_named_tuple(record) if params is None else params.frozen
+
+
 def _is_changeable(annotation: Any) -> bool:
-    """Return whether such a value is, or contains, a collection that can be changed in place."""
-    changeable = (get_origin(annotation) or annotation) in (list, dict, set)
-    return changeable or any(map(_is_changeable, get_args(annotation)))
+    """Return whether its values are collections that can be changed in place, when pydantic has read them."""
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, _CHANGEABLE) and not issubclass(kind, Map | frozenset)
 
 
-def _records_in(annotation: Any) -> Iterator[type]:
-    """Yield the models, dataclasses, typed dicts and named tuples in an annotation, whose aliases may be recursive."""
-    waiting, seen = [annotation], set[int]()
-    while waiting:
-        meant = _meant(waiting.pop())
-        if id(meant) in seen:
-            continue
-        seen.add(id(meant))
-        for found in meant, get_origin(meant):
-            if isinstance(found, type) and (
-                issubclass(found, BaseModel)
-                or is_dataclass(found)
-                or hasattr(found, "__required_keys__")  # a typed dict, of `typing` or `typing_extensions`
-                or (issubclass(found, tuple) and hasattr(found, "_fields"))
-            ):
-                yield found
-        waiting.extend(get_args(meant))
+def _is_looked_up_by_records(annotation: Any) -> bool:
+    """Return whether its values are sets of records, or mappings with such keys."""
+    kind = get_origin(annotation)
+    if not isinstance(kind, type) or not issubclass(kind, Mapping | Set):
+        return False
+    return any(_is_written_as_dict(record) for key in get_args(annotation)[:1] for record in _records_in(key))
 
 
 class StateCodec(Generic[S]):
@@ -227,7 +286,7 @@ class StateCodec(Generic[S]):
             if self._classes.setdefault(update.tag, update) is not update:
                 raise InvalidArgumentError(f"two updates have the tag {update.tag!r}; give each its own")
         for unfinished in _unfinished.intersection([state_type, *updates]):
-            _require_none_defaults(unfinished)
+            _check_class(unfinished)
 
     def encode_updates(self, updates: Sequence[Update[S]]) -> bytes:
         rows = []
@@ -340,17 +399,21 @@ def _fields(model: BaseModel) -> dict[str, Any]:
     # Like model_dump, whose handling of arguments takes three times as long. A value of another type than its field's
     # is refused when it is read back; pydantic would only warn.
     try:
-        fields: dict[str, Any] = model.__pydantic_serializer__.to_python(model, exclude_none=True, warnings=False)
+        fields: dict[str, Any] = model.__pydantic_serializer__.to_python(
+            model, exclude_none=True, exclude_computed_fields=True, warnings=False
+        )
     except PydanticSerializationError as error:
         raise_interrupt_in(error)
         raise
+    except (TypeError, ValueError) as error:  # a set of what becomes dicts, a value that contains itself
+        raise InvalidArgumentError(f"a value cannot be stored in a state or update: {error}") from error
     return fields
 
 
 def _check_fields(read: BaseModel, given: BaseModel) -> None:
     """Raise `InvalidArgumentError` if a field was read back with another value."""
     for name, field in type(read).model_fields.items():
-        if not field.exclude and not _is_equal(getattr(read, name), getattr(given, name), exact=False):
+        if not field.exclude and not is_equal(getattr(read, name), getattr(given, name), exact=False):
             raise InvalidArgumentError(
                 "the field would be read back with another value; declare it with the class of its value, without an"
                 " alias, and let what may be None default to None",
@@ -365,51 +428,25 @@ def _is_same(read: State | None, written: State | None) -> bool:
     """Return whether the states are equal, in fields of the same types: 1 is not True here, and a dict is no `Map`."""
     if read is None or written is None:
         return read is written
-    return _is_equal(read, written) and all(
+    return is_equal(read, written) and all(
         type(getattr(read, name)) is type(getattr(written, name)) for name in type(read).model_fields
     )
 
 
-def _is_equal(read: Any, given: Any, *, exact: bool = True) -> bool:
-    """As ``==``, but NaN is equal to itself, wherever it is.
-
-    If it need not be ``exact``, the tuple that is read back is equal to a list or a set of the same items.
-    """
-    if read == given:
-        return True
-    if exact and type(read) is not type(given):
-        return False
-    match read, given:
-        case float(), float():
-            return isnan(read) and isnan(given)
-        case tuple() | list(), tuple() | list():
-            return len(read) == len(given) and all(
-                _is_equal(one, other, exact=exact) for one, other in zip(read, given, strict=True)
-            )
-        case tuple() | list(), Set():
-            return len(read) == len(given) and all(item in given for item in read)
-        case Mapping(), Mapping():
-            return read.keys() == given.keys() and all(_is_equal(read[key], given[key], exact=exact) for key in read)
-    if type(read) is not type(given):
-        return False
-    if is_dataclass(read):
-        names: Iterable[str] = [each.name for each in fields(read)]
-    else:
-        names = type(read).model_fields if isinstance(read, BaseModel) else ()
-    return bool(names) and all(_is_equal(getattr(read, name), getattr(given, name), exact=exact) for name in names)
-
-
 M = TypeVar("M", bound=BaseModel)
+
+_UNKNOWN_FIELD: Final = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, of a dataclass
 
 
 def _validate(model: type[M], fields: dict[str, Any], **facts: object) -> M:
     try:
-        # Like model_validate, whose handling of arguments takes twice as long.
-        value: M = model.__pydantic_validator__.validate_python(fields)
+        # Like model_validate, whose handling of arguments takes twice as long. A model within it must not ignore a
+        # field either that a newer release has written.
+        value: M = model.__pydantic_validator__.validate_python(fields, extra="forbid")
         return value
     except ValidationError as error:
         facts["type"] = model.__name__
-        unknown = [".".join(map(str, e["loc"])) for e in error.errors() if e["type"] == "extra_forbidden"]
+        unknown = [".".join(map(str, e["loc"])) for e in error.errors() if e["type"] in _UNKNOWN_FIELD]
         if unknown:
             raise UnknownUpdateError(
                 "a newer release wrote these fields; deploy that release here", **facts, fields=unknown
@@ -437,10 +474,17 @@ def _unpack(body: bytes) -> Any:
 def _packable(value: Any) -> Any:
     """Convert a value that msgpack does not know but pydantic reads back."""
     if isinstance(value, frozenset | set):
-        return sorted(value)
+        try:
+            return sorted(value)
+        except TypeError:  # they cannot be compared
+            return sorted(value, key=_pack)
     if isinstance(value, int):
         raise InvalidArgumentError("an integer in a state or update has at most 64 bits", bits=value.bit_length())
-    raise InvalidArgumentError(
-        "values of this type cannot be stored in a state or update; use a type that msgpack supports",
-        type=type(value).__name__,
-    )
+    try:
+        return to_jsonable_python(value)  # a time, a decimal number, a UUID, a path, a member of an enumeration
+    except PydanticSerializationError as error:
+        raise_interrupt_in(error)
+        raise InvalidArgumentError(
+            "values of this type cannot be stored in a state or update; use one that msgpack or pydantic can write",
+            type=type(value).__name__,
+        ) from error

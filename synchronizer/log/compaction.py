@@ -90,6 +90,8 @@ class Compactor(Generic[S]):
             self.compact(deadline, keep_last=keep_last)
         except ReaderGroupError as error:
             _logger.warning("compaction of %s failed: %s", self._log.segment, error)
+        except Exception as error:  # of the user's code that writes, reads or compares a part of the state
+            _logger.warning("compaction of %s failed: %r", self._log.segment, error, exc_info=error)
 
     def _schedule(self, *, tried: bool = False) -> None:
         if self._compaction_bytes is None:

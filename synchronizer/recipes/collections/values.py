@@ -18,6 +18,7 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from synchronizer.comparing import is_equal
 from synchronizer.error_translation import raise_interrupt_in
 from synchronizer.errors import InvalidArgumentError
 
@@ -50,7 +51,7 @@ class ValueCodec(Generic[V]):
     def encode(self, value: V, **facts: object) -> bytes:
         """Return bytes that decode to an equal value. An error shows ``facts``, which say where the value belongs."""
         try:
-            checked = self._adapter.validate_python(value, strict=True)
+            checked = self._adapter.validate_python(value, strict=True, extra="forbid")
         except ValidationError as error:
             facts["expected"] = self._name
             if (found := type(value).__name__) != self._name:
@@ -60,7 +61,7 @@ class ValueCodec(Generic[V]):
             data = bytes(
                 msgpack.packb(self._adapter.dump_python(checked, by_alias=True, warnings=False), default=_plain)
             )
-            if self._read(data) == checked:
+            if is_equal(self._read(data), checked, nan=False):
                 return data
         except (TypeError, ValueError, OverflowError, RecursionError, PydanticSerializationError) as error:
             raise_interrupt_in(error)

@@ -155,13 +155,14 @@ class DeadLetters:
         cell = Cell(self._store, self.queue_segment, _DONE)
         while True:
             done = DoneLetters.decode(backoff.retry(cell.load))
-            pending = [each for each in letters if done.status_of(each.place) == "pending"]
+            # Read after the marks: those of forgotten letters are dropped, so these letters would seem to be pending.
+            start = backoff.retry(lambda: self._store.info(self.segment)).start_offset
+            pending = [each for each in letters if each.place >= start and done.status_of(each.place) == "pending"]
             if not pending:
                 return 0
             spans: Spans = ()
             for each in pending:
                 spans = joined(spans, (each.place, each.end))
-            start = backoff.retry(lambda: self._store.info(self.segment)).start_offset
             done = DoneLetters(from_offset(done.replayed, start), from_offset(done.discarded, start))
             if replayed:
                 done = done._replace(replayed=joined(done.replayed, spans))

@@ -175,6 +175,28 @@ def test_two_processes_that_replay_at_once_add_each_event_once() -> None:
         assert len(queued(client)) == 6
 
 
+def test_letters_that_another_process_replays_and_forgets_meanwhile_are_not_added_again() -> None:
+    store: SegmentStore = open_store(f"memory://{random.random()}")
+    with rg.Client(store) as client:
+        set_up(client)
+        failing = FailingStore(store)
+        handled: list[bytes] = []
+
+        def replay_and_forget(operation: Operation) -> None:
+            if operation.verb != "append" or handled:
+                return
+            letters, queue = client.dead_letters(queue=QUEUE), client.event_queue(QUEUE)
+            assert letters.replay() == 6
+            handled.extend(queued(client))
+            queue.forget_dead_letters([*queue.dead_letters()][-1])
+            set_up(client, 1)
+            assert letters.replay() == 1  # which drops the marks of the forgotten letters
+
+        failing.before = replay_and_forget
+        assert QueueDeadLetters(QUEUE, failing, client.clock, 30).replay() == 0
+        assert len(handled) == 6 and queued(client) == [b"0"]
+
+
 def test_letters_that_are_done_here_and_there_end_with_an_error(
     client: rg.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,9 +5,11 @@ import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from synchronizer import (
     ClosedError,
@@ -25,6 +27,10 @@ from tests.waiting import until
 pytestmark = pytest.mark.stores(round_robin=True)
 
 Prices = SharedMap[int]
+
+
+class Price(TypedDict, total=False):
+    amount: int
 
 
 @pytest.fixture
@@ -219,6 +225,15 @@ class TestValues:
         found = SharedMap(store, "values", value_type)["key"]
         assert (found, type(found)) == (value, type(value))
 
+    @pytest.mark.parametrize("fold", [0, 1])
+    def test_a_time_that_the_clocks_show_twice_comes_back(self, fold: int, store: FailingStore) -> None:
+        """Python holds such a time to differ from all times of other zones."""
+        berlin = ZoneInfo("Europe/Berlin")
+        at = datetime.datetime(2026, 10, 25, 2, 30, tzinfo=berlin, fold=fold)
+        times = SharedMap(store, "times", dict[str, list[datetime.datetime]])
+        times["key"] = {"a": [at]}
+        assert times["key"]["a"][0].isoformat() == at.isoformat()
+
     @pytest.mark.parametrize(
         ("value_type", "value", "says"),
         [
@@ -235,6 +250,7 @@ class TestValues:
             (Any, (1, 2), "lists instead of tuples"),
             (Any, [float("nan")], "no NaN"),
             (Any, Item(name="a"), "declare the exact type"),
+            (Price, {"amount": 5, "colour": "red"}, "colour: Extra inputs are not permitted"),
             (Item, Item.model_construct(name=5), "cannot be stored: name: Input should be a valid string"),
         ],
     )
