@@ -15,10 +15,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Generic, Protocol, TypeVar
+from functools import partial
+from math import isnan
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
-from synchronizer import ClosedError, StoreUnavailableError
+from synchronizer import ClosedError, DeadlineExceededError, StoreUnavailableError
 from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, waits_for_caller
 
@@ -164,19 +166,22 @@ class Threads:
             call.give_up()
             raise
 
-    async def call_until(self, deadline: float, function: Callable[[float], R]) -> R:
+    async def call_until(
+        self, deadline: float, function: Callable[[float], R], *, undo: Callable[[R], object] | None = None
+    ) -> R:
         """Return what ``function(timeout)`` returns in a thread, with the seconds that are left when one is free.
 
         Args:
             deadline: On the loop's clock.
             function: Takes the time that it may use.
+            undo: As of `call`.
 
         Raises:
             NotBegunError: No thread was free until the deadline.
         """
         loop = asyncio.get_running_loop()
-        if not self._is_busy or deadline == float("inf"):
-            return await self.call(lambda: function(max(0.0, deadline - loop.time())))
+        if not self.is_busy or deadline == float("inf"):
+            return await self.call(lambda: function(max(0.0, deadline - loop.time())), undo=undo)
         turn = threading.Lock()  # who takes it first says whether the function is called
 
         def begin() -> R:
@@ -188,7 +193,7 @@ class Threads:
             if not call.future.done() and turn.acquire(blocking=False):
                 call.future.set_exception(NotBegunError())
 
-        call = _Call(begin, self, None, is_certain=False)
+        call = _Call(begin, self, undo, is_certain=False)
         self.submit(call.run)
         timer = loop.call_at(deadline, end)
         try:
@@ -282,7 +287,7 @@ class Threads:
             self._work.notify_all()
 
     @property
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a call would wait for a thread."""
         return len(self._threads) == self._most and self._idle <= len(self._waiting)
 
@@ -313,6 +318,8 @@ class Calls:
         self._ends = Threads("readergroup.aio end", END_THREADS)
         self._own: WeakSet[Threads] = WeakSet()
         self._news: WeakSet[News] = WeakSet()
+        #: Seconds that a call may take unless it, or its object, has its own ``timeout``.
+        self.timeout = float("inf")
         #: What is closed while all else of the client still works.
         self.closed_first: set[ClosedFirst] = set()
         #: Whether the client is closed, so that tasks that wait for news end.
@@ -328,14 +335,41 @@ class Calls:
     ) -> R:
         """Return what ``function`` returns in a thread. The other arguments are those of `Threads.call`.
 
+        The timeout of a call that asks the store begins now, although it may have to wait for a thread.
+
         Args:
-            function: Takes no arguments.
+            function: Takes no arguments. If it is a `partial` with a ``timeout``, that may be replaced by what is left.
             undo: Called with the result if this task was cancelled meanwhile.
             waits: Whether the call waits for other processes or tasks.
             is_certain: Run ``function`` even if this task is cancelled before it begins.
+
+        Raises:
+            DeadlineExceededError: Other calls had all threads until the timeout.
         """
+        if not waits and not is_certain and self._calls.is_busy:
+            return await self._run_in_turn(function, undo)
         threads = self._waits if waits else self._calls
         return await threads.call(function, undo=undo, is_certain=is_certain)
+
+    async def _run_in_turn(self, function: Callable[[], R], undo: Callable[[R], object] | None) -> R:
+        """Return what ``function`` returns when a thread is free, in the time that it may take from now on."""
+        keywords = function.keywords if isinstance(function, partial) else {}
+        called = function.func if isinstance(function, partial) else function
+        timeout = keywords.get("timeout")
+        if timeout is None:
+            timeout = getattr(getattr(called, "__self__", None), "timeout", self.timeout)
+        if not isinstance(timeout, int | float) or isnan(timeout):
+            return await self._calls.call(function, undo=undo)  # which refuses it
+
+        def call(left: float) -> R:
+            return cast("partial[R]", function)(timeout=left) if "timeout" in keywords else function()
+
+        try:
+            return await self._calls.call_until(deadline_after(timeout), call, undo=undo)
+        except NotBegunError:
+            raise DeadlineExceededError(
+                "other calls of this client waited for the store; this one was not begun, repeat it", timeout=timeout
+            ) from None
 
     async def end(self, function: Callable[[], object], *, waits: bool = False) -> None:
         """Run what closes or releases something, as `Threads.end`. Nothing that ``waits`` keeps it from running."""

@@ -109,6 +109,7 @@ class Client:
             )
         self._sync = client
         self._calls = calls
+        calls.timeout = client.timeout
         # The locks that a task holds or waits for.
         self._locks: WeakValueDictionary[tuple[type[sync.Lock], str], TaskLock] = WeakValueDictionary()
         self._closing: asyncio.Future[None] | None = None

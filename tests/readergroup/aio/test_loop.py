@@ -67,6 +67,54 @@ def test_the_loop_turns_while_the_store_hangs() -> None:
     run(test())
 
 
+def test_the_timeout_of_a_call_begins_before_it_has_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        store, loop = HangingStore(), asyncio.get_running_loop()
+        async with aio.Client(store, timeout=0.2) as client:
+            await fill(client, 1)
+            async with client.writer(STREAM, timeout=1000) as writer:
+                counter, numbers = await client.counter("visits"), await client.shared_map("numbers", int)
+                found: list[float | None] = []
+
+                def info(name: str, *, timeout: float | None = None) -> None:
+                    found.append(timeout)
+
+                with store.hangs():
+                    others = [
+                        asyncio.create_task(client.streams.info(STREAM, timeout=1000)) for _ in range(CALL_THREADS)
+                    ]
+                    await until(lambda: store.hanging == CALL_THREADS)
+                    for call in (
+                        client.streams.info(STREAM, timeout=0.1),
+                        counter.add(1, timeout=0.1),
+                        counter.add(1),  # the timeout of the counter is the client's
+                        numbers.setdefault("one", 1),  # has no argument for it
+                        writer.flush(timeout=0.1),
+                        client.groups.get("billing"),
+                    ):
+                        begun = loop.time()
+                        with pytest.raises(rg.DeadlineExceededError, match="this one was not begun"):
+                            await call  # type: ignore[misc]
+                        assert loop.time() - begun < 5.0
+                    with pytest.raises(rg.DeadlineExceededError, match="this one was not begun"):
+                        async with client.writer(STREAM):
+                            pass
+                    monkeypatch.setattr(client.streams._wrapped, "info", info)
+                    monkeypatch.setattr(client._calls, "timeout", 1000.0)
+                    later = [
+                        asyncio.create_task(client.streams.info(STREAM, **options))
+                        for options in ({}, {"timeout": 1000})
+                    ]
+                    await asyncio.sleep(0.1)
+                await asyncio.gather(*others, *later)
+                assert len(found) == 2 and all(left is not None and 0.0 < left < 999.95 for left in found)
+                await client.streams.info(STREAM)
+                assert found[2] is None
+            assert counter.value == 0
+
+    run(test())
+
+
 async def hold(client: aio.Client, name: str) -> None:
     async with client.lock(name, timeout=1000):
         pass
