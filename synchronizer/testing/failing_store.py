@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
+from ..arguments import check_names
 from ..errors import StoreUnavailableError
 from ..store import (
     Append,
@@ -206,6 +207,7 @@ class FailingStore(SegmentStore, translate_errors=False):
         return data[: max(1, len(data) // 2)] if is_cut else data
 
     def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
+        check_names(segments)
         first = next(iter(segments), "")
         self._begin("infos", first)
         found = self.inner.infos(segments)

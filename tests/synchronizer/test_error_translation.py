@@ -195,7 +195,7 @@ def test_each_such_error_is_counted() -> None:
     assert [count for kind, count in background_errors().items() if kind.startswith("StrangeError at ")] == [3]
 
 
-class Interrupted(BaseModel):
+class Interrupted(BaseModel, frozen=True):
     """A value that is being encoded when the signal comes."""
 
     @model_serializer

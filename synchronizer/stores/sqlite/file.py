@@ -11,10 +11,12 @@ import errno
 import os
 import sqlite3
 import stat
+import threading
 from contextlib import closing
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from synchronizer.clock import SystemClock
 from synchronizer.errors import (
     CorruptStoreError,
     InvalidArgumentError,
@@ -30,6 +32,8 @@ APPLICATION_ID: Final = int.from_bytes(b"RGss", "big")
 _LONGEST_SUFFIX: Final = ".lock.next"
 #: SQLite takes paths up to here on POSIX systems: 512 bytes, with the end of the name of its log.
 _LONGEST_PATH_BYTES: Final = 504
+_MOUNTS: Final = "/proc/self/mountinfo"
+_PAUSES_SECONDS: Final = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
 
 
 class Header(NamedTuple):
@@ -47,6 +51,21 @@ def open_file(
     A file of another application, or of an unknown format, is refused and not changed. The caller makes forks wait, and
     calls `OpenFile.forget` after it has closed its connections.
     """
+    clock, never = SystemClock(), threading.Event()
+    for pause in _PAUSES_SECONDS:
+        try:
+            return _open_file(path, newest_format, must_exist, timeout)
+        except sqlite3.OperationalError as error:
+            # Another process may just have made the log, and not yet given it the mode of the file.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CANTOPEN:
+                raise
+        clock.wait(never, pause)
+    return _open_file(path, newest_format, must_exist, timeout)
+
+
+def _open_file(
+    path: str, newest_format: int, must_exist: bool, timeout: float
+) -> tuple[sqlite3.Connection, OpenFile, Header | None]:
     check_path(path, must_exist=must_exist)
     check_forked(path)
     if size_of(f"{path}-wal"):
@@ -118,6 +137,12 @@ def check_path(path: str, *, must_exist: bool) -> None:
         raise InvalidArgumentError("the path of the SQLite file is a directory; name a file in it", path=path)
     if found and not stat.S_ISREG(found.st_mode):
         raise InvalidArgumentError("the path of the SQLite file is not a regular file; name another", path=path)
+    if found and (found.st_nlink > 1 or _is_mounted(path)):
+        raise StoreUnavailableError(
+            "the SQLite file has another name: processes that open it by that one would have other locks and another "
+            "log next to it, and lose data; remove the other name of a hard link, and mount the folder, not the file",
+            path=path,
+        )
     if must_exist and not (found and found.st_size):
         raise NotFoundError("no SQLite file exists at this path; correct it", path=path)
     if not os.access(directory, os.W_OK):
@@ -128,6 +153,16 @@ def check_path(path: str, *, must_exist: bool) -> None:
         raise StoreUnavailableError(
             "the SQLite file is not readable and writable; grant this user read and write access", path=path
         )
+
+
+def _is_mounted(path: str) -> bool:
+    """Return whether the file itself is a mount, as in a container, so that the files next to it are not with it."""
+    escaped = "".join(f"\\{ord(each):03o}" if each in " \t\n\\" else each for each in path)
+    try:
+        with open(_MOUNTS, errors="surrogateescape") as mounts:
+            return any(line.split(" ", 5)[4:5] == [escaped] for line in mounts)
+    except OSError:  # no Linux
+        return False
 
 
 def connect(path: str, mode: str, timeout: float) -> sqlite3.Connection:

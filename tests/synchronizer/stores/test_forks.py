@@ -56,7 +56,7 @@ def append(url: str, data: bytes = b"data") -> object:
 
 
 def test_a_child_is_refused_the_file_that_its_parent_has_open(url: str, tmp_path: Path) -> None:
-    os.link(tmp_path / "store.db", tmp_path / "link.db")
+    (tmp_path / "link.db").symlink_to(tmp_path / "store.db")
     with open_store(url) as store:
         for name in (url, f"sqlite:///{tmp_path}/link.db"):
             answer = in_a_fork(lambda name=name: append(name))

@@ -13,8 +13,9 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,7 @@ from synchronizer.errors import (
 )
 from synchronizer.store import ANY, Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
 from synchronizer.stores import open_store
+from synchronizer.stores.sqlite import file as sqlite_file
 from synchronizer.stores.sqlite.file import APPLICATION_ID
 from synchronizer.stores.sqlite.schema import FORMAT
 from synchronizer.stores.sqlite.store import SqliteStore
@@ -49,6 +51,62 @@ def path(tmp_path: Path) -> Path:
 def opened(path: Path) -> Iterator[SegmentStore]:
     with open_store(f"sqlite:///{path}") as store:
         yield store
+
+
+def test_a_file_with_two_names_is_refused(path: Path) -> None:
+    """Processes that open it by different names would have different locks and logs."""
+    with opened(path) as store:
+        store.create("s")
+    other = path.with_name("other.db")
+    os.link(path, other)
+    for name in (path, other):
+        with pytest.raises(StoreUnavailableError, match="has another name"), opened(name):
+            pass
+    path.unlink()
+    with opened(other) as store:
+        assert list(store.list()) == ["s"]
+
+
+@pytest.mark.parametrize("name", ["store.db", "my store\t1\\2.db"])
+def test_a_file_that_is_mounted_by_itself_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files next to it are not those of the other side, and may be gone with the container."""
+    path, mounts = tmp_path / name, tmp_path / "mountinfo"
+    escaped = str(path).replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011")
+    monkeypatch.setattr("synchronizer.stores.sqlite.file._MOUNTS", str(mounts))
+    for mounted, is_refused in ((tmp_path, False), (f"{escaped}2", False), (escaped, True)):
+        mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:1 /a {mounted} rw,relatime - ext4 /dev/a rw\n")
+        opening = pytest.raises(StoreUnavailableError, match="mount the folder") if is_refused else nullcontext()
+        with opening, opened(path):
+            path.stat()
+
+
+def test_a_log_that_another_user_has_just_made_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite makes it with the mode that the umask leaves, and then gives it that of the file."""
+    look_at, attempts = sqlite_file.look_at, 0
+
+    def fail(*arguments: Any) -> sqlite_file.Header | None:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= failures:
+            error = sqlite3.OperationalError("unable to open database file")
+            error.sqlite_errorcode, error.sqlite_errorname = code, "SQLITE_TEST"
+            raise error
+        return look_at(*arguments)
+
+    monkeypatch.setattr(sqlite_file, "look_at", fail)
+    code, failures = sqlite3.SQLITE_CANTOPEN, 3
+    with opened(path):
+        assert attempts > 3
+    attempts, failures = 0, 1000
+    with pytest.raises(StoreUnavailableError, match="grant this user"), opened(path):
+        pass
+    assert attempts < 20
+    attempts, code = 0, sqlite3.SQLITE_IOERR_READ
+    with pytest.raises(StoreUnavailableError), opened(path):
+        pass
+    assert attempts == 1
 
 
 def test_what_was_stored_is_there_after_opening_again(path: Path) -> None:
