@@ -211,7 +211,10 @@ class StateSynchronizer(ClosableFacade[sync.StateSynchronizer[S]], Generic[S]):
             self._changes.unfollow()
 
     def watch(self) -> AsyncIterator[S]:
-        """Yield the current state, then the newest one after each change, until the synchronizer is closed."""
+        """Yield the current state, then the newest one after each change, until the synchronizer is closed.
+
+        Raise `DeadlineExceededError` if the store is unavailable for longer than the timeout.
+        """
         return self._changes.watch(lambda: self._wrapped.state)
 
     async def close(self) -> None:
