@@ -86,6 +86,7 @@ ON_SERVERS: Final = (
     "share",
     "write",
     "append-together",
+    "retain",
     "update",
     "contend",
     "name",
