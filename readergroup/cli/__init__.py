@@ -18,6 +18,8 @@ def main() -> None:
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     # pydantic otherwise reads the metadata of every installed distribution, to find plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    if os.environ.get("COLUMNS") == "0":  # of a terminal that does not tell its width: the help would be empty
+        del os.environ["COLUMNS"]
     try:
         from .app import run
 

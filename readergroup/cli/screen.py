@@ -35,7 +35,7 @@ def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _PIPE_WIDTH
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
-    if not console.width:  # COLUMNS is 0
+    if not console.width:
         console.width = _DEFAULT_WIDTH
     return console
 

@@ -143,6 +143,11 @@ def check_path(path: str, *, must_exist: bool) -> None:
             "log next to it, and lose data; remove the other name of a hard link, and mount the folder, not the file",
             path=path,
         )
+    if not (found and found.st_size) and size_of(f"{path}-wal"):
+        raise StoreUnavailableError(
+            "the SQLite file is gone, but not its log; put the file back, or delete the files next to it to begin anew",
+            path=path,
+        )
     if must_exist and not (found and found.st_size):
         raise NotFoundError("no SQLite file exists at this path; correct it", path=path)
     if not os.access(directory, os.W_OK):

@@ -52,6 +52,12 @@ def test_a_terminal_of_no_width_gets_80_columns(monkeypatch: pytest.MonkeyPatch)
     assert screen.out().width == 80
 
 
+def test_so_does_the_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    shown = Cli(tmp_path).shell("stream --help").stdout
+    assert "Usage:" in shown and max(map(len, shown.splitlines())) <= 80
+
+
 def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     screen.say(":smile: [bold]")
     screen.say(tables.Table(":key:", rows=[(":smile: [bold]",)]))

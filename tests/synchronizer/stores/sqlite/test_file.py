@@ -82,6 +82,19 @@ def test_a_file_that_is_mounted_by_itself_is_refused(
             path.stat()
 
 
+def test_a_log_without_its_file_is_named(path: Path) -> None:
+    with opened(path) as store:
+        store.create("s")
+        shutil.copy(f"{path}-wal", path.with_name("kept"))
+    path.unlink()
+    path.with_name("kept").rename(f"{path}-wal")
+    for content in (None, b""):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(StoreUnavailableError, match="the SQLite file is gone, but not its log"), opened(path):
+            pass
+
+
 def test_a_log_that_another_user_has_just_made_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite makes it with the mode that the umask leaves, and then gives it that of the file."""
     look_at, attempts = sqlite_file.look_at, 0
