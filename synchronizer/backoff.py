@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from .call_limits import call_limit
 from .clock import Clock, Deadline
 from .errors import StoreFullError, StoreUnavailableError
 from .threads.flag import Flag
@@ -41,13 +42,18 @@ class Backoff:
         The error tells how many attempts failed, and for how long. Use it only for calls that may be repeated.
         """
         failures, since = 0, 0.0
-        while True:
-            try:
-                return attempt()
-            except (StoreUnavailableError, StoreFullError) as error:
-                since = since if failures else self._clock.monotonic()
-                failures += 1
-                if not self.wait():
-                    seconds = round(self._clock.monotonic() - since, 3)
-                    error.facts = {**error.facts, "attempts": failures, "failing_for_seconds": seconds}
-                    raise
+        before = call_limit.deadline
+        try:
+            call_limit.deadline = self._deadline
+            while True:
+                try:
+                    return attempt()
+                except (StoreUnavailableError, StoreFullError) as error:
+                    since = since if failures else self._clock.monotonic()
+                    failures += 1
+                    if not self.wait():
+                        seconds = round(self._clock.monotonic() - since, 3)
+                        error.facts = {**error.facts, "attempts": failures, "failing_for_seconds": seconds}
+                        raise
+        finally:
+            call_limit.deadline = before

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from .arguments import check_class, check_count, check_duration, check_items, check_type, type_name
+from .call_limits import call_limit
 from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
@@ -437,11 +438,15 @@ class StateSynchronizer(Generic[S]):
         return f"StateSynchronizer({self.name!r}, {self.store.url!r}, revision={self.revision})"
 
     def _submit(self, decide: Callable[[S | None], Decision[R]], timeout: float | None) -> tuple[R, S | None]:
-        deadline = self._deadline(timeout)
-        outcome = self._writer.submit(decide, deadline)
-        if outcome.wrote:
-            self._compactor.compact_if_due(deadline)
-        return outcome.value, outcome.state
+        deadline, before = self._deadline(timeout), call_limit.deadline
+        try:
+            call_limit.deadline = deadline
+            outcome = self._writer.submit(decide, deadline)
+            if outcome.wrote:
+                self._compactor.compact_if_due(deadline)
+            return outcome.value, outcome.state
+        finally:
+            call_limit.deadline = before
 
     @property
     def _replica(self) -> Replica[S]:

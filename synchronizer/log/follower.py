@@ -10,6 +10,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from weakref import ref
 
 from ..backoff import Backoff
+from ..call_limits import call_limit
 from ..clock import Clock, Deadline
 from ..errors import (
     ClosedError,
@@ -235,12 +236,16 @@ class LogFollower(Generic[S]):
 
     def retry(self, deadline: Deadline, call: Callable[[], R]) -> R:
         """Return the result of ``call``, repeated while the store is unavailable. Raise at the deadline."""
-        backoff = self.backoff(deadline)
-        while True:
-            try:
-                return call()
-            except StoreUnavailableError as error:
-                self.wait(backoff, error, "the store did not answer in time")
+        backoff, before = self.backoff(deadline), call_limit.deadline
+        try:
+            call_limit.deadline = deadline
+            while True:
+                try:
+                    return call()
+                except StoreUnavailableError as error:
+                    self.wait(backoff, error, "the store did not answer in time")
+        finally:
+            call_limit.deadline = before
 
     def backoff(self, deadline: Deadline) -> Backoff:
         return Backoff(self.clock, deadline, self.closing)

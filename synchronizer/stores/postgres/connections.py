@@ -23,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import error_from_result
 from psycopg.pq.abc import PGresult
 
+from synchronizer.call_limits import call_limit
 from synchronizer.clock import Deadline, SystemClock
 from synchronizer.error_translation import translate_unexpected
 from synchronizer.errors import (
@@ -164,6 +165,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     #: If False, `plain_rows` uses the documented API, which is slower.
     has_plain_rows: ClassVar[bool] = _has_parts_of_plain_rows()
     call_timeout: float = 0.0
+    #: Whether the current call may take its time, whatever deadline its caller has.
+    takes_long: bool = False
     idle_since: float = 0.0
     #: Whether the current call's statement went to the server, or may have.
     has_sent: bool = False
@@ -238,7 +241,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         if not self.call_timeout:
             return super().wait(gen, *args, **kwargs)
-        return super().wait(_bounded(gen, Deadline(_CLOCK, self.call_timeout)), *args, **kwargs)
+        timeout = self.call_timeout if self.takes_long else call_limit.seconds(self.call_timeout)
+        return super().wait(_bounded(gen, Deadline(_CLOCK, timeout)), *args, **kwargs)
 
     def in_transaction(self, work: Callable[[], T], *settings: str) -> T:
         """Return the result of ``work``, run in one transaction with these settings.

@@ -21,6 +21,7 @@ from typing import Final
 
 import psycopg
 
+from synchronizer.call_limits import LEAST_SECONDS
 from synchronizer.clock import Deadline, SystemClock, growing_pause
 from synchronizer.errors import ReaderGroupError
 from synchronizer.loggers import get_logger
@@ -203,6 +204,7 @@ class Listener:
             subscription.deliver(names)
 
     def _listen(self, connection: Connection) -> None:
+        connection.call_timeout = min(connection.call_timeout, LEAST_SECONDS)  # all that is asked here is quick
         connection.execute(f"SET lock_timeout = {_LOCK_MILLISECONDS}")
         # Shows in pg_stat_activity what this connection is for.
         connection.execute(

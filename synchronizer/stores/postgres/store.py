@@ -748,7 +748,7 @@ def _longer(connection: Connection, seconds: float, work: Callable[[], T]) -> T:
     """Return the result of ``work``, run in a transaction whose statements may take ``seconds``."""
     usual, milliseconds = connection.call_timeout, int(seconds * 1000)
     try:
-        connection.call_timeout = seconds + usual
+        connection.call_timeout, connection.takes_long = seconds + usual, True
         return connection.in_transaction(
             work,
             f"statement_timeout = {milliseconds}",
@@ -756,7 +756,7 @@ def _longer(connection: Connection, seconds: float, work: Callable[[], T]) -> T:
             f"idle_in_transaction_session_timeout = {milliseconds}",
         )
     finally:
-        connection.call_timeout = usual
+        connection.call_timeout, connection.takes_long = usual, False
 
 
 class _FairLock(AbstractContextManager[bool]):

@@ -1,0 +1,85 @@
+"""A server that does not answer, and does not close its connections either."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+import readergroup as rg
+from synchronizer import (
+    Deadline,
+    OutcomeUnknownError,
+    StateSynchronizer,
+    StoreUnavailableError,
+    SystemClock,
+    call_limits,
+    open_store,
+)
+from synchronizer.backoff import Backoff
+from synchronizer.stores.postgres import listener
+from tests.servers.postgres import PostgresServer
+from tests.synchronizer.accounts import UPDATES, Account, Add
+
+#: A call of the store is given up after 20 s by itself.
+SOON_SECONDS = 15.0
+OPTIONS = "connect_timeout=2"  # for the connections after the first one
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_limits, "LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(listener, "LEAST_SECONDS", 0.5)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda replica: replica.update_state_unconditionally(Add(), timeout=1.0),
+        lambda replica: replica.fetch_updates(timeout=1.0),
+        lambda replica: Backoff(SystemClock(), Deadline(SystemClock(), 1.0)).retry(
+            partial(replica.store.info, "account")
+        ),
+    ],
+    ids=["update", "fetch", "call"],
+)
+def test_a_call_of_a_server_that_hangs_is_given_up_at_the_deadline(
+    server: PostgresServer, call: Callable[[StateSynchronizer[Account]], object], request: pytest.FixtureRequest
+) -> None:
+    with open_store(f"{server.url}?schema={request.node.callspec.id}&{OPTIONS}") as store:
+        replica = StateSynchronizer(store, "account", initial=Account(), updates=UPDATES)
+        server.pause()
+        try:
+            begun = time.monotonic()
+            with pytest.raises((StoreUnavailableError, TimeoutError, OutcomeUnknownError)):
+                call(replica)
+            assert time.monotonic() - begun < SOON_SECONDS
+        finally:
+            server.resume()
+        value = replica.fetch_updates().value
+        assert replica.update_state_unconditionally(Add()).value == value + 1
+
+
+def test_closing_a_client_does_not_wait_for_a_server_that_hangs(server: PostgresServer) -> None:
+    client = rg.connect(f"{server.url}?schema=closing&{OPTIONS}", timeout=2)
+    client.streams.create("shop/orders")
+    group = client.groups.create("billing", streams=["shop/orders"])
+    reader, lock = group.reader(), client.lock("till")
+    reader.read(timeout=0.5)
+    held = lock.__enter__()
+    server.pause()
+    try:
+        begun = time.monotonic()
+        client.close()
+        assert time.monotonic() - begun < SOON_SECONDS
+    finally:
+        server.resume()
+        del reader, held
