@@ -24,7 +24,7 @@ from typing import (
 from weakref import WeakSet
 
 import msgpack
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError, WrapValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, RootModel, ValidationError, WrapValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -43,6 +43,12 @@ _set: Final = object.__setattr__
 _unfinished: Final = WeakSet[type[BaseModel]]()
 #: Of an abstract mapping or set, too, pydantic makes a dict or a set.
 _CHANGEABLE: Final = (MutableSequence, Mapping, Set)
+
+#: The types that most fields have.
+_PLAIN: Final = (str, int, float, bool, bytes)
+
+#: The name and the type of a field, and whether it is read back as None if it is not written.
+_Field = tuple[str, Any, bool]
 
 
 class State(BaseModel):
@@ -138,13 +144,13 @@ def _check_class(checked: type[BaseModel]) -> None:
     """Raise `TypeError` for a class of a state or an update, or one within it, whose values would not come back."""
     _unfinished.discard(checked)
     is_state = issubclass(checked, State)
-    for record in _with_nested(checked):
+    for record, found in _with_nested(checked):
         if is_state and not _is_frozen(record):
             raise TypeError(
                 f"{record.__name__} is part of a state, so it must be frozen: class {record.__name__}(BaseModel,"
                 " frozen=True), or a dataclass with frozen=True"
             )
-        for name, annotation, is_none_by_default in _fields_of(record):
+        for name, annotation, is_none_by_default in found:
             if not is_none_by_default and _may_be_none(annotation):
                 raise TypeError(
                     f"{record.__name__}.{name} allows None, which is not written, so its default must be None"
@@ -158,29 +164,30 @@ def _check_class(checked: type[BaseModel]) -> None:
                 )
 
 
-def _with_nested(checked: type[BaseModel]) -> Iterator[type]:
-    """Yield the class and all records in it. If one has types that are not defined yet, the class is `_unfinished`."""
+def _with_nested(checked: type[BaseModel]) -> Iterator[tuple[type, Sequence[_Field]]]:
+    """Yield the class and all records in it, with those of their fields that need a closer look.
+
+    If one has types that are not defined yet, the class is `_unfinished`.
+    """
     waiting: list[type] = [checked]
     seen = {*waiting}
     while waiting:
         record = waiting.pop()
+        if not getattr(record, "__pydantic_complete__", True):
+            _unfinished.add(checked)
         try:
-            found = {each for _, annotation, _ in _fields_of(record) for each in _records_in(annotation)} - seen
+            found = [each for each in _fields_of(record) if not any(each[1] is kind for kind in _PLAIN)]
         except NameError:  # of a class that follows, or one that only pydantic knows
             _unfinished.add(checked)
             continue
-        if not getattr(record, "__pydantic_complete__", True):
-            _unfinished.add(checked)
-        waiting.extend(found)
-        seen |= found
-        yield record
+        yield record, found
+        nested = {each for _, annotation, _ in found for each in _records_in(annotation)} - seen
+        waiting.extend(nested)
+        seen |= nested
 
 
-def _fields_of(record: type) -> Iterator[tuple[str, Any, bool]]:
-    """Yield the name and the type of each field, and whether a field that is not written is read back as None.
-
-    Raise `NameError` for a type that is not defined yet.
-    """
+def _fields_of(record: type) -> Iterator[_Field]:
+    """Yield the fields. Raise `NameError` for a type that is not defined yet."""
     if issubclass(record, BaseModel):
         for name, field in record.model_fields.items():
             annotation: Any = field.annotation
@@ -202,8 +209,8 @@ def _fields_of(record: type) -> Iterator[tuple[str, Any, bool]]:
 
 def _meant(annotation: Any) -> Any:
     """Return what a ``type`` statement or a `NewType` stands for."""
-    while (meant := getattr(annotation, "__value__", getattr(annotation, "__supertype__", None))) is not None:
-        annotation = meant
+    while type(named := get_origin(annotation) or annotation).__name__ in ("TypeAliasType", "NewType"):
+        annotation = named.__value__ if hasattr(named, "__value__") else named.__supertype__
     return annotation
 
 
@@ -224,9 +231,9 @@ def _types_in(annotation: Any, *, converted: bool = True) -> Iterator[Any]:
 def _records_in(annotation: Any) -> Iterator[type]:
     """Yield the models, dataclasses, typed dicts and named tuples in an annotation."""
     for each in _types_in(annotation):
-        for found in each, get_origin(each):
-            if isinstance(found, type) and (_is_written_as_dict(found) or _is_named_tuple(found)):
-                yield found
+        found = get_origin(each) or each
+        if isinstance(found, type) and (_is_written_as_dict(found) or _is_named_tuple(found)):
+            yield found
 
 
 def _is_written_as_dict(kind: type) -> bool:
@@ -268,7 +275,8 @@ def _is_looked_up_by_records(annotation: Any) -> bool:
     kind = get_origin(annotation)
     if not isinstance(kind, type) or not issubclass(kind, Mapping | Set):
         return False
-    return any(_is_written_as_dict(record) for key in get_args(annotation)[:1] for record in _records_in(key))
+    records = (record for key in get_args(annotation)[:1] for record in _records_in(key))
+    return any(_is_written_as_dict(record) and not issubclass(record, RootModel) for record in records)
 
 
 class StateCodec(Generic[S]):

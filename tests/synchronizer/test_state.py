@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 import pydantic.dataclasses
 import pytest
-from pydantic import AfterValidator, BaseModel, Field, computed_field, field_validator
+from pydantic import AfterValidator, BaseModel, Field, RootModel, computed_field, field_validator
 from typing_extensions import TypeAliasType, TypedDict
 
 from synchronizer import (
@@ -139,6 +139,17 @@ def test_a_model_is_no_key(kind: Any) -> None:
     for base in State, Update:
         with pytest.raises(TypeError, match=r"Wrong\.items holds models or dataclasses as keys or in a set"):
             type("Wrong", (base,), {"__annotations__": {"items": kind}, "apply_to": lambda *_: None})
+
+
+def test_a_model_that_is_written_as_its_only_value_may_be_one() -> None:
+    class Name(RootModel[str], frozen=True):
+        pass
+
+    class Names(State):
+        all: frozenset[Name] = frozenset()
+
+    names = Names(all=frozenset([Name("a"), Name("b")]))
+    assert StateCodec(Names, ()).decode_body(StateCodec(Names, ()).encode_initial(names)) == names
 
 
 def test_what_is_derived_from_a_state_is_derived_again_from_the_next() -> None:
