@@ -74,6 +74,7 @@ def test_the_timeout_of_a_call_begins_before_it_has_a_thread(monkeypatch: pytest
             await fill(client, 1)
             async with client.writer(STREAM, timeout=1000) as writer:
                 counter, numbers = await client.counter("visits"), await client.shared_map("numbers", int)
+                hasty = await client.writer(STREAM, timeout=0.2)
                 found: list[float | None] = []
 
                 def info(name: str, *, timeout: float | None = None) -> None:
@@ -99,6 +100,8 @@ def test_the_timeout_of_a_call_begins_before_it_has_a_thread(monkeypatch: pytest
                     with pytest.raises(rg.DeadlineExceededError, match="this one was not begun"):
                         async with client.writer(STREAM):
                             pass
+                    with pytest.raises(rg.DeadlineExceededError, match="not written yet, and will be later"):
+                        await hasty.write_batch([b"late"])
                     monkeypatch.setattr(client.streams._wrapped, "info", info)
                     monkeypatch.setattr(client._calls, "timeout", 1000.0)
                     later = [
@@ -110,7 +113,14 @@ def test_the_timeout_of_a_call_begins_before_it_has_a_thread(monkeypatch: pytest
                 assert len(found) == 2 and all(left is not None and 0.0 < left < 999.95 for left in found)
                 await client.streams.info(STREAM)
                 assert found[2] is None
-            assert counter.value == 0
+                assert counter.value == 0
+                await until(lambda: not hasty._without_room)
+                await hasty.flush(timeout=30)
+                await writer.write(b"last", wait=True)
+                group = await client.groups.create("billing", streams=[STREAM])
+                async with group.reader("reader") as reader:
+                    events = [event.data for _ in range(3) if (event := await reader.read()) is not None]
+                assert events == [b"0", b"late", b"last"]
 
     run(test())
 
