@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
 from datetime import datetime, time
 from functools import partial
@@ -37,7 +37,9 @@ def is_equal(read: Any, given: Any, *, exact: bool = True, nan: bool = True) -> 
     if type(read) is not type(given):
         return False
     if is_dataclass(read):
-        names: Iterable[str] = [each.name for each in fields(read)]
+        names = [each.name for each in fields(read)]
+    elif isinstance(read, BaseModel):
+        names = [name for name, field in type(read).model_fields.items() if exact or not field.exclude]
     else:
-        names = type(read).model_fields if isinstance(read, BaseModel) else ()
-    return bool(names) and all(same(getattr(read, name), getattr(given, name)) for name in names)
+        return False
+    return all(same(getattr(read, name), getattr(given, name)) for name in names)

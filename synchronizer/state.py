@@ -83,10 +83,10 @@ class State(BaseModel):
 
         Raise `InvalidArgumentError` for a field that the state does not have.
         """
-        if not self.__dict__.keys() >= changes.keys():
-            unknown = changes.keys() - self.__dict__.keys()
-            raise InvalidArgumentError("the state has no such field", state=type(self).__name__, fields=sorted(unknown))
         cls = type(self)
+        if not cls.__pydantic_fields__.keys() >= changes.keys():
+            unknown = changes.keys() - cls.__pydantic_fields__.keys()
+            raise InvalidArgumentError("the state has no such field", state=cls.__name__, fields=sorted(unknown))
         if cls.__pydantic_post_init__ or len(self.__dict__) != len(cls.__pydantic_fields__):
             # What is derived from the fields, such as a private attribute or a cached property, is derived again.
             values = {name: self.__dict__[name] for name in cls.__pydantic_fields__} | changes
@@ -179,7 +179,7 @@ def _with_nested(checked: type[BaseModel]) -> Iterator[tuple[type, Sequence[_Fie
             found = [each for each in _fields_of(record) if not any(each[1] is kind for kind in _PLAIN)]
         except NameError:  # of a class that follows, or one that only pydantic knows
             _unfinished.add(checked)
-            continue
+            found = []
         yield record, found
         nested = {each for _, annotation, _ in found for each in _records_in(annotation)} - seen
         waiting.extend(nested)
@@ -218,26 +218,38 @@ def _types_in(annotation: Any, *, converted: bool = True) -> Iterator[Any]:
     """Yield the annotation and those inside of it; unless ``converted``, none whose values a validator may convert."""
     waiting, seen = [annotation], set[int]()  # aliases may be recursive
     while waiting:
-        meant = _meant(waiting.pop())
+        meant = _meant(named := waiting.pop())
+        if meant is not named:
+            waiting.extend(get_args(named))  # of an alias with parameters
         if id(meant) in seen:
             continue
         seen.add(id(meant))
         yield meant
         inner = get_args(meant)
-        if converted or not any(isinstance(each, AfterValidator | PlainValidator | WrapValidator) for each in inner):
-            waiting.extend(inner)
+        if get_origin(meant) is Annotated:
+            inner, notes = inner[:1], inner[1:]
+            if not converted and any(
+                isinstance(note, AfterValidator | PlainValidator | WrapValidator) for note in notes
+            ):
+                continue
+        waiting.extend(inner)
 
 
 def _records_in(annotation: Any) -> Iterator[type]:
     """Yield the models, dataclasses, typed dicts and named tuples in an annotation."""
     for each in _types_in(annotation):
         found = get_origin(each) or each
-        if isinstance(found, type) and (_is_written_as_dict(found) or _is_named_tuple(found)):
+        if isinstance(found, type) and (_has_fields(found) or _is_named_tuple(found)):
             yield found
 
 
-def _is_written_as_dict(kind: type) -> bool:
+def _has_fields(kind: type) -> bool:
     return issubclass(kind, BaseModel) or is_dataclass(kind) or _is_typed_dict(kind)
+
+
+def _is_written_as_dict(kind: type) -> bool:
+    decorators: Any = getattr(kind, "__pydantic_decorators__", None)
+    return _has_fields(kind) and not issubclass(kind, RootModel) and not (decorators and decorators.model_serializers)
 
 
 def _is_named_tuple(kind: type) -> bool:
@@ -250,7 +262,9 @@ def _is_typed_dict(kind: type) -> bool:
 
 def _may_be_none(annotation: Any) -> bool:
     annotation = _meant(annotation)
-    if get_origin(annotation) in (Union, UnionType, Annotated):
+    if get_origin(annotation) is Annotated:
+        return _may_be_none(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
         return any(map(_may_be_none, get_args(annotation)))
     is_literal = get_origin(annotation) is Literal
     return annotation in (None, NoneType, Any, object) or (is_literal and None in get_args(annotation))
@@ -275,8 +289,7 @@ def _is_looked_up_by_records(annotation: Any) -> bool:
     kind = get_origin(annotation)
     if not isinstance(kind, type) or not issubclass(kind, Mapping | Set):
         return False
-    records = (record for key in get_args(annotation)[:1] for record in _records_in(key))
-    return any(_is_written_as_dict(record) and not issubclass(record, RootModel) for record in records)
+    return any(_is_written_as_dict(record) for key in get_args(annotation)[:1] for record in _records_in(key))
 
 
 class StateCodec(Generic[S]):
@@ -364,9 +377,12 @@ class StateCodec(Generic[S]):
             ) from error
         if read is not None:
             objects: Sequence[BaseModel] = read if isinstance(read, list) else [read]
-            for one, given in zip(objects, content, strict=True):
-                if one.__dict__ != given.__dict__:  # the objects are of one class
-                    _check_fields(one, given)
+            try:
+                for one, given in zip(objects, content, strict=True):
+                    if one.__dict__ != given.__dict__:  # the objects are of one class
+                        _check_fields(one, given)
+            except RecursionError as error:
+                raise InvalidArgumentError("a value is nested too deeply to be stored") from error
         return read
 
     def decode_body(self, body: bytes) -> S | None | list[Update[S]]:

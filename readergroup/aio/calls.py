@@ -166,22 +166,19 @@ class Threads:
             call.give_up()
             raise
 
-    async def call_until(
-        self, deadline: float, function: Callable[[float], R], *, undo: Callable[[R], object] | None = None
-    ) -> R:
+    async def call_until(self, deadline: float, function: Callable[[float], R]) -> R:
         """Return what ``function(timeout)`` returns in a thread, with the seconds that are left when one is free.
 
         Args:
             deadline: On the loop's clock.
             function: Takes the time that it may use.
-            undo: As of `call`.
 
         Raises:
             NotBegunError: No thread was free until the deadline.
         """
         loop = asyncio.get_running_loop()
         if not self.is_busy or deadline == float("inf"):
-            return await self.call(lambda: function(max(0.0, deadline - loop.time())), undo=undo)
+            return await self.call(lambda: function(max(0.0, deadline - loop.time())))
         turn = threading.Lock()  # who takes it first says whether the function is called
 
         def begin() -> R:
@@ -193,7 +190,7 @@ class Threads:
             if not call.future.done() and turn.acquire(blocking=False):
                 call.future.set_exception(NotBegunError())
 
-        call = _Call(begin, self, undo, is_certain=False)
+        call = _Call(begin, self, None, is_certain=False)
         self.submit(call.run)
         timer = loop.call_at(deadline, end)
         try:
@@ -318,7 +315,7 @@ class Calls:
         self._ends = Threads("readergroup.aio end", END_THREADS)
         self._own: WeakSet[Threads] = WeakSet()
         self._news: WeakSet[News] = WeakSet()
-        #: Seconds that a call may take unless it, or its object, has its own ``timeout``.
+        #: Seconds that a call of the store may take unless it, or its object, has its own ``timeout``.
         self.timeout = float("inf")
         #: What is closed while all else of the client still works.
         self.closed_first: set[ClosedFirst] = set()
@@ -335,10 +332,9 @@ class Calls:
     ) -> R:
         """Return what ``function`` returns in a thread. The other arguments are those of `Threads.call`.
 
-        The timeout of a call that asks the store begins now, although it may have to wait for a thread.
-
         Args:
-            function: Takes no arguments. If it is a `partial` with a ``timeout``, that may be replaced by what is left.
+            function: Takes no arguments. A `partial` with a ``timeout``, and nothing to ``undo``, asks the store: its
+                timeout begins now, and is replaced by what is left if it has to wait for a thread.
             undo: Called with the result if this task was cancelled meanwhile.
             waits: Whether the call waits for other processes or tasks.
             is_certain: Run ``function`` even if this task is cancelled before it begins.
@@ -346,26 +342,22 @@ class Calls:
         Raises:
             DeadlineExceededError: Other calls had all threads until the timeout.
         """
-        if not waits and not is_certain and self._calls.is_busy:
-            return await self._run_in_turn(function, undo)
+        is_limited = isinstance(function, partial) and "timeout" in function.keywords and undo is None
+        if is_limited and not waits and not is_certain and self._calls.is_busy:
+            return await self._run_in_turn(cast("partial[R]", function))
         threads = self._waits if waits else self._calls
         return await threads.call(function, undo=undo, is_certain=is_certain)
 
-    async def _run_in_turn(self, function: Callable[[], R], undo: Callable[[R], object] | None) -> R:
+    async def _run_in_turn(self, function: partial[R]) -> R:
         """Return what ``function`` returns when a thread is free, in the time that it may take from now on."""
-        keywords = function.keywords if isinstance(function, partial) else {}
-        called = function.func if isinstance(function, partial) else function
-        timeout = keywords.get("timeout")
+        timeout = function.keywords["timeout"]
         if timeout is None:
-            timeout = getattr(getattr(called, "__self__", None), "timeout", self.timeout)
+            timeout = getattr(getattr(function.func, "__self__", None), "timeout", self.timeout)
         if not isinstance(timeout, int | float) or isnan(timeout):
-            return await self._calls.call(function, undo=undo)  # which refuses it
-
-        def call(left: float) -> R:
-            return cast("partial[R]", function)(timeout=left) if "timeout" in keywords else function()
+            return await self._calls.call(function)  # which refuses it
 
         try:
-            return await self._calls.call_until(deadline_after(timeout), call, undo=undo)
+            return await self._calls.call_until(deadline_after(timeout), lambda left: function(timeout=left))
         except NotBegunError:
             raise DeadlineExceededError(
                 "other calls of this client waited for the store; this one was not begun, repeat it", timeout=timeout

@@ -114,7 +114,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     ) -> None:
         """Write many events at once, as one `write` for each in this order, in a thread.
 
-        A call that is cancelled, or that has taken longer than the writer's timeout, goes on in its thread.
+        A cancelled call goes on in its thread.
 
         Args:
             events: Values that the serializer takes, each at most 8 MiB. They are serialized in the thread.
@@ -137,7 +137,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     ) -> None:
         """Write the rows of a table, as one `write` for each in their order, in a thread.
 
-        A call that is cancelled, or that has taken longer than the writer's timeout, goes on in its thread.
+        A cancelled call goes on in its thread.
 
         Args:
             table: As of `EventWriter.write_arrow`, with the columns that the other arguments name.
@@ -167,10 +167,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             self._end_turn()
             raise
         writing.add_done_callback(self._end_turn)  # not before, also if this task is cancelled
-        timeout = None if deadline == float("inf") else remaining(deadline) + _ANSWER_SECONDS
-        await asyncio.wait([writing], timeout=timeout)
-        if not writing.done():
-            raise DeadlineExceededError("the events are not written yet, and will be later", stream=self.stream)
+        await asyncio.wait([writing])
         writing.result()
         if wait:
             await self._stored(deadline)

@@ -18,7 +18,17 @@ from zoneinfo import ZoneInfo
 
 import pydantic.dataclasses
 import pytest
-from pydantic import AfterValidator, BaseModel, Field, RootModel, computed_field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    RootModel,
+    computed_field,
+    conint,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from typing_extensions import TypeAliasType, TypedDict
 
 from synchronizer import (
@@ -121,6 +131,20 @@ def test_what_a_state_holds_does_not_change_either() -> None:
     ]:
         with pytest.raises(TypeError, match=problem):
             type("Careless", (State,), {"__annotations__": {"items": kind}})
+
+    @dataclass
+    class Local:
+        boxes: tuple[Box, ...] = ()  # a name that only pydantic finds
+
+    with pytest.raises(TypeError, match="Local is part of a state, so it must be frozen"):
+
+        class Drawer(State):
+            local: Local = Local()
+
+    pair: Any = TypeAliasType("pair", tuple[T, T], type_params=(T,))
+    for inside, problem in ((list[int], r"Careless\.items is mutable"), (Open, "Open is part of a state")):
+        with pytest.raises(TypeError, match=problem):
+            type("Careless", (State,), {"__annotations__": {"items": pair[inside]}})
     with pytest.raises(TypeError, match="Careless is part of a state, so it must be frozen"):
 
         class Careless(State, frozen=False):
@@ -141,29 +165,55 @@ def test_a_model_is_no_key(kind: Any) -> None:
             type("Wrong", (base,), {"__annotations__": {"items": kind}, "apply_to": lambda *_: None})
 
 
-def test_a_model_that_is_written_as_its_only_value_may_be_one() -> None:
+def test_a_model_that_is_written_as_one_value_may_be_one() -> None:
     class Name(RootModel[str], frozen=True):
         pass
 
+    class Article(BaseModel, frozen=True):
+        code: str
+
+        @model_validator(mode="before")
+        @classmethod
+        def _read(cls, value: Any) -> Any:
+            return {"code": value} if isinstance(value, str) else value
+
+        @model_serializer
+        def _write(self) -> str:
+            return self.code
+
     class Names(State):
         all: frozenset[Name] = frozenset()
+        stock: Map[Article, int] = Map()
 
-    names = Names(all=frozenset([Name("a"), Name("b")]))
+    names = Names(all=frozenset([Name("a"), Name("b")]), stock=Map({Article(code="a"): 1}))
     assert StateCodec(Names, ()).decode_body(StateCodec(Names, ()).encode_initial(names)) == names
 
 
+def test_what_an_annotation_says_besides_the_type_is_no_type() -> None:
+    class Shelf(State):
+        items: conint(ge=0) = 0  # type: ignore[valid-type]
+        sizes: Map[str, conint(ge=0)] = Map()  # type: ignore[valid-type]
+        label: Annotated[str, dict, None] = ""
+
+    class Put(Update[Shelf], tag="put"):
+        items: conint(ge=0)  # type: ignore[valid-type]
+
+    assert Shelf(items=1) and Put.tag
+
+
+class Cart(State):
+    prices: tuple[int, ...] = ()
+    _double: int = 0
+
+    def model_post_init(self, context: Any) -> None:
+        object.__setattr__(self, "_double", 2 * sum(self.prices))
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self.prices)
+
+
 def test_what_is_derived_from_a_state_is_derived_again_from_the_next() -> None:
-    class Cart(State):
-        prices: tuple[int, ...] = ()
-        _double: int = 0
-
-        def model_post_init(self, context: Any) -> None:
-            object.__setattr__(self, "_double", 2 * sum(self.prices))
-
-        @cached_property
-        def total(self) -> int:
-            return sum(self.prices)
-
     class Visit(State):
         number: int = 0
 
@@ -312,6 +362,10 @@ def test_replace_gives_another_state_and_refuses_a_field_that_does_not_exist() -
     with pytest.raises(InvalidArgumentError, match="no such field") as raised:
         state.replace(valeu=2)
     assert raised.value.facts["fields"] == ["valeu"]
+    cart = Cart(prices=(1, 2))
+    assert cart.total == 3
+    with pytest.raises(InvalidArgumentError, match="no such field"):
+        cart.replace(total=5)
 
 
 def test_a_state_of_every_kind_of_field_comes_back_equal() -> None:
@@ -607,6 +661,10 @@ class Circle(Shape):
     radius: int = 1
 
 
+class Hidden(BaseModel, frozen=True):
+    value: str = Field(default="", exclude=True)
+
+
 class Renamed(BaseModel, frozen=True):
     width: int = Field(default=5, alias="w")
 
@@ -723,13 +781,16 @@ class TestUpdateClasses:
             values: dict[str, Any]
             point: Point
             size: Sized[float]
+            hidden: Hidden
             secret: str = Field(default="", exclude=True)
 
             def apply_to(self, state: Account, revision: Revision) -> Account:
                 return state
 
         replica = StateSynchronizer(open_store("memory://"), "s", initial=Account(), updates=[Note])
-        replica.update_state_unconditionally(Note(values={"a": value}, point=Point(x=1), size=Sized(nan), secret="x"))
+        replica.update_state_unconditionally(
+            Note(values={"a": value}, point=Point(x=1), size=Sized(nan), hidden=Hidden(value="x"), secret="x")
+        )
 
     @pytest.mark.parametrize("value", [datetime(2026, 1, 1, tzinfo=UTC), 1 << 70, object(), "\ud800"])
     def test_a_value_that_cannot_be_stored_is_refused(self, value: object) -> None:
@@ -739,6 +800,13 @@ class TestUpdateClasses:
             replica.update_state_unconditionally(Become(fields={"anything": value}))
         assert replica.store.info("everything").length == length
         replica.update_state_unconditionally(Become(fields={"anything": 1}))
+
+    def test_a_value_that_is_nested_too_deeply_is_refused(self) -> None:
+        deep: Any = nan
+        for _ in range(450):
+            deep = [deep]
+        with pytest.raises(InvalidArgumentError):
+            everything().update_state_unconditionally(Become(fields={"anything": deep}))
 
     def test_an_integer_of_more_than_64_bits_is_refused_as_such(self) -> None:
         with pytest.raises(InvalidArgumentError, match="at most 64 bits: bits=20001"):
