@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -22,6 +25,7 @@ from synchronizer.backoff import Backoff
 from synchronizer.stores.postgres import listener
 from tests.servers.postgres import PostgresServer
 from tests.synchronizer.accounts import UPDATES, Account, Add
+from tests.waiting import until
 
 #: A call of the store is given up after 20 s by itself.
 SOON_SECONDS = 15.0
@@ -66,6 +70,32 @@ def test_a_call_of_a_server_that_hangs_is_given_up_at_the_deadline(
             server.resume()
         value = replica.fetch_updates().value
         assert replica.update_state_unconditionally(Add()).value == value + 1
+
+
+def test_closing_a_store_does_not_wait_for_a_listener_whose_server_hangs(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_LINGER_SECONDS", 0.5)
+    store = open_store(f"{server.url}?schema=listener&{OPTIONS}")
+    store.create("s")
+    assert not store.wait({"s": 0}, 0.1)
+    server.pause()
+    try:
+        until(is_giving_up_interest)
+        begun = time.monotonic()
+        store.close()
+        assert time.monotonic() - begun < SOON_SECONDS
+    finally:
+        server.resume()
+
+
+def is_giving_up_interest() -> bool:
+    """Whether the thread that listens waits for the answer to a statement."""
+    threads = {thread.ident for thread in threading.enumerate() if thread.name == "postgres-listener"}
+    frames = [frame for ident, frame in sys._current_frames().items() if ident in threads]
+    return any(
+        found.f_code.co_name == "_update_interest" for frame in frames for found, _ in traceback.walk_stack(frame)
+    )
 
 
 def test_closing_a_client_does_not_wait_for_a_server_that_hangs(server: PostgresServer) -> None:
