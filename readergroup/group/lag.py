@@ -240,7 +240,7 @@ def group_lag(
     }
     known = {} if memory is None else memory.unchanged(store, ranges, now)
     changed = [wanted.name for segment, wanted in ranges.items() if segment not in known]
-    infos = retry(partial(store.infos, changed))
+    infos = retry(partial(store.infos, changed)) if changed else {}
     lags = {}
     for segment, wanted in ranges.items():
         measured = known.get(segment) or retry(partial(_measured, store, wanted, infos.get(wanted.name), now))
