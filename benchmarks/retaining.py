@@ -19,7 +19,7 @@ EVENTS = 500_000
 DELETED = 1_000_000
 ROUNDS = 7
 SHORTEST_WINDOW_SECONDS = 1.0
-#: They hold some twelve seconds of writing at full speed, and less than one: then the policy is applied all the time.
+#: What is written at full speed in some twelve seconds, and in less than one: that policy is applied all the time.
 LIMITS = {"1 GiB": 2**30, "64 MiB": 2**26}
 _DELETE = """
 import sys, readergroup as rg

@@ -249,7 +249,7 @@ def _fields(model: BaseModel) -> dict[str, Any]:
     except PydanticSerializationError as error:
         raise_interrupt_in(error)
         raise
-    except (TypeError, ValueError) as error:  # a set of what becomes dicts, a value that contains itself
+    except (TypeError, ValueError) as error:  # of a set of models, which become dicts, or a value within itself
         raise InvalidArgumentError(f"a value cannot be stored in a state or update: {error}") from error
     return fields
 

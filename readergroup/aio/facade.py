@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import partial, wraps
-from inspect import Parameter, signature
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -60,13 +59,13 @@ def awaited(
         waits: Whether it waits for other processes or tasks.
     """
     name = method.__name__
-    timeout = signature(method).parameters.get("timeout")
+    defaults = method.__kwdefaults__ or {}
 
     @wraps(method)
     async def call(self: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
         bound = getattr(self._wrapped, name)
-        if timeout is not None and timeout.kind is Parameter.KEYWORD_ONLY:
-            kwargs.setdefault("timeout", timeout.default)  # it may be replaced, if the call must wait for a thread
+        if "timeout" in defaults:
+            kwargs.setdefault("timeout", defaults["timeout"])  # may be replaced, if the call must wait for a thread
         return cast(R, await self._calls.run(partial(bound, *args, **kwargs), waits=waits))
 
     return call

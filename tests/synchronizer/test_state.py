@@ -316,36 +316,30 @@ class NewData(OldData):
 def test_a_field_of_a_newer_release_within_a_model_stops_the_older_one(old_kind: Any, new_kind: Any) -> None:
     """It would drop the field, and its snapshots would drop it for all."""
 
-    class OldOrders(State):
-        orders: Map[str, old_kind] = Map()
+    def release(kind: Any) -> tuple[Any, Any]:
+        class Orders(State):
+            orders: Map[str, kind] = Map()
 
-    class NewOrders(State):
-        orders: Map[str, new_kind] = Map()
+        class Put(Update[Orders], tag="put"):
+            order: kind
 
-    class OldPut(Update[OldOrders], tag="put"):
-        order: old_kind
+            def apply_to(self, state: Orders, revision: Revision) -> Orders:
+                return state.replace(orders=state.orders.set("a", self.order))
 
-        def apply_to(self, state: OldOrders, revision: Revision) -> OldOrders:
-            return state.replace(orders=state.orders.set("a", self.order))
-
-    class NewPut(Update[NewOrders], tag="put"):
-        order: new_kind
-
-        def apply_to(self, state: NewOrders, revision: Revision) -> NewOrders:
-            return state.replace(orders=state.orders.set("a", self.order))
+        return StateSynchronizer(store, "s", initial=Orders(), updates=[Put]), Put
 
     store = open_store("memory://")
-    old = StateSynchronizer(store, "s", initial=OldOrders(), updates=[OldPut])
-    new = StateSynchronizer(store, "s", initial=NewOrders(), updates=[NewPut])
-    new.update_state_unconditionally(NewPut(order=new_kind()))
+    old, _ = release(old_kind)
+    new, put = release(new_kind)
+    new.update_state_unconditionally(put(order=new_kind()))
     assert old.fetch_updates().orders == Map({"a": old_kind()})
-    new.update_state_unconditionally(NewPut(order=new_kind(street="Elm Street")))
+    new.update_state_unconditionally(put(order=new_kind(street="Elm Street")))
     with pytest.raises(UnknownUpdateError, match="a newer release wrote these fields") as raised:
         old.fetch_updates()
     assert raised.value.facts["fields"] == ["order.street"]
     assert new.compact()
     with pytest.raises(UnknownUpdateError, match="a newer release wrote these fields"):
-        StateSynchronizer(store, "s", initial=OldOrders(), updates=[OldPut])
+        release(old_kind)
 
 
 def test_a_state_does_not_change() -> None:

@@ -61,6 +61,7 @@ from ..checks import (
     not_found,
     sealed,
 )
+from ..parts import in_parts
 from .address import NatsAddress, parse_address
 from .connection import AnswerLostError, NatsConnection, NotSentError
 from .fair_lock import TicketLock
@@ -105,7 +106,7 @@ _HEADER_BYTES: Final = 1024
 #: blocks rewrites several.
 _PURGE_BYTES: Final = 512 * 1024
 
-#: The server is asked for so many segments at once.
+#: How many segments one round of requests asks for, at most.
 _AT_ONCE: Final = 250
 
 _CONFLICTS: Final = (10071, 10164)  # wrong sequence; conflict with an earlier proposal that is still in flight
@@ -275,7 +276,7 @@ class NatsStore(SegmentStore):
         check_infos(segments)
         self._check_open()
         found: dict[str, SegmentInfo] = {}
-        for part in _parts(segments):
+        for part in in_parts(segments, _AT_ONCE):
             heads = zip(part, self._reader.heads(part), strict=True)
             found |= {name: _info(name, head) for name, head in heads if head is not None and not head.is_deleted}
         return found
@@ -327,7 +328,7 @@ class NatsStore(SegmentStore):
         check_read_starts(segments, max_bytes)
         self._check_open()
         found: dict[str, bytes] = {}
-        for part in _parts(segments):
+        for part in in_parts(segments, _AT_ONCE):
             found |= self._reader.starts(part, max_bytes)
         return found
 
@@ -736,11 +737,6 @@ def _are_as_expected(part: Append, present: Snapshot) -> bool:
         change.expected is ANY or change.expected == present.value(name).value
         for name, change in part.attributes.items()
     )
-
-
-def _parts(segments: Collection[str]) -> Iterator[list[str]]:
-    names = list(segments)
-    return (names[first : first + _AT_ONCE] for first in range(0, len(names), _AT_ONCE))
 
 
 def _info(segment: str, head: Head) -> SegmentInfo:

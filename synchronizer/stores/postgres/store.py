@@ -46,6 +46,7 @@ from synchronizer.store import (
 )
 
 from .. import checks
+from ..parts import in_parts
 from ..waiting import Waiters, Watch
 from . import schema as postgres_schema
 from .connections import Connection, Connections, failure, parse_address, translated
@@ -390,10 +391,8 @@ class PostgresStore(SegmentStore):
 
     def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
         checks.check_read_starts(segments, max_bytes)
-        names = list(segments)
         found: dict[str, bytes] = {}
-        for first in range(0, len(names), _NAMES_PER_PAGE):
-            part = names[first : first + _NAMES_PER_PAGE]
+        for part in in_parts(segments, _NAMES_PER_PAGE):
             for name, data in self._call(_READ_STARTS, {"segments": part, "limit": min(max_bytes, _MAX_OFFSET)}):
                 found[name] = found.get(name, b"") + (data or b"")
         return {name: data[:max_bytes] for name, data in found.items()}

@@ -70,6 +70,7 @@ from ..checks import (
     check_wait,
 )
 from ..forking import forks_wait, never_free
+from ..parts import in_parts
 from ..waiting import Waiters, Watch
 from . import extents as sqlite_extents
 from . import file as sqlite_file
@@ -97,7 +98,7 @@ _PAGE_BYTES: Final = 16 * 1024
 #: An append of at most this size at an expected offset, such as an entry of a state, may use the reserve.
 _MAX_ESSENTIAL_BYTES: Final = 64 * 1024
 _IDLE_READERS: Final = 8
-#: So many segments are read in one transaction.
+#: How many segments one transaction reads, at most.
 _AT_ONCE: Final = 500
 _POLL_SECONDS: Final = 0.01
 
@@ -204,7 +205,7 @@ class SqliteStore(SegmentStore):
     def infos(self, segments: Collection[str]) -> Mapping[str, SegmentInfo]:
         check_infos(segments)
         found: dict[str, SegmentInfo] = {}
-        for part in _parts(segments):
+        for part in in_parts(segments, _AT_ONCE):
             found |= self._read(partial(sqlite_steps.infos, segments=part))
         return found
 
@@ -314,7 +315,7 @@ class SqliteStore(SegmentStore):
     def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
         check_read_starts(segments, max_bytes)
         found: dict[str, bytes] = {}
-        for part in _parts(segments):
+        for part in in_parts(segments, _AT_ONCE):
             found |= self._read(partial(sqlite_steps.read_starts, segments=part, max_bytes=max_bytes))
         return found
 
@@ -671,12 +672,11 @@ class SqliteStore(SegmentStore):
             yield from names
 
     def _changed(self, known: Mapping[str, int]) -> frozenset[str]:
-        names = list(known)
         changed: set[str] = set()
 
         def look(connection: sqlite3.Connection) -> None:
-            for first in range(0, len(names), 500):
-                changed.update(sqlite_steps.changed(connection, names[first : first + 500], known))
+            for part in in_parts(known, 500):
+                changed.update(sqlite_steps.changed(connection, part, known))
 
         self._read(look)
         return frozenset(changed)
@@ -951,8 +951,3 @@ def _leave_open_what_is_gone() -> None:
 
 os.register_at_fork(after_in_child=_leave_open_in_child)
 atexit.register(_leave_open_what_is_gone)
-
-
-def _parts(segments: Collection[str]) -> Iterator[list[str]]:
-    names = list(segments)
-    return (names[first : first + _AT_ONCE] for first in range(0, len(names), _AT_ONCE))
