@@ -24,6 +24,7 @@ import os
 import signal
 import tempfile
 import uuid
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -190,6 +191,14 @@ def _takes_a_store(item: pytest.Item) -> bool:
     """One of those that were asked for: a test for stores that processes share takes no memory store."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return any(parameters.get(name) in ALL_STORES for name in PARAMETERS)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Garbage of other tests, as of a close that was interrupted, warns here and not where warnings are errors."""
+    if any("error" in mark.args for mark in item.iter_markers("filterwarnings")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
