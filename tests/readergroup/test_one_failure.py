@@ -683,8 +683,7 @@ OUTAGE_SECONDS: Final = 2.0
 def test_the_answer_is_the_same_if_the_store_is_away_for_two_seconds(store_url: str, name: str) -> None:
     with rg.connect("memory://") as client:
         expected = CALLS[name](World(client))()
-    store = FailingStore(open_store(store_url))
-    with rg.Client(store, timeout=20.0) as client:
+    with open_store(store_url) as opened, rg.Client(store := FailingStore(opened), timeout=20.0) as client:
         act = CALLS[name](World(client))
         back = threading.Timer(OUTAGE_SECONDS, lambda: setattr(store, "unavailable", False))
         store.unavailable = True

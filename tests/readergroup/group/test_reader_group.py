@@ -790,8 +790,8 @@ def test_the_limit_of_states_holds_for_all_that_a_client_opens_and_for_its_copie
             client.streams.scale(STREAM, split=[0])
             client.streams.create("shop/many", scaling=rg.ScalingPolicy.fixed(100))
         assert raised.value.facts["limit"] == 1000
-        with pytest.raises(rg.StateTooLargeError):
-            pickle.loads(pickle.dumps(client)).streams.create("shop/more", scaling=rg.ScalingPolicy.fixed(100))
+        with pickle.loads(pickle.dumps(client)) as copy, pytest.raises(rg.StateTooLargeError):
+            copy.streams.create("shop/more", scaling=rg.ScalingPolicy.fixed(100))
         with rg.connect(shared_store_url) as other:
             other.streams.create("shop/many", scaling=rg.ScalingPolicy.fixed(100))
         with pytest.raises(rg.StateTooLargeError):
