@@ -124,6 +124,7 @@ def real_path(path: str) -> str:
 
 def check_path(path: str, *, must_exist: bool) -> None:
     """Refuse a path that cannot be a store, without opening it."""
+    has_log = size_of(f"{path}-wal") > 0  # asked first: whoever makes a file writes to it before there is a log
     directory = os.path.dirname(path)
     if not must_exist and not os.path.isdir(directory):
         raise NotFoundError("the directory of the SQLite file does not exist; create it", directory=directory)
@@ -143,7 +144,7 @@ def check_path(path: str, *, must_exist: bool) -> None:
             "log next to it, and lose data; remove the other name of a hard link, and mount the folder, not the file",
             path=path,
         )
-    if not (found and found.st_size) and size_of(f"{path}-wal"):
+    if has_log and not (found and found.st_size):
         raise StoreUnavailableError(
             "the SQLite file is gone, but not its log; put the file back, or delete the files next to it to begin anew",
             path=path,

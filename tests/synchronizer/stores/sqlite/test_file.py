@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,30 @@ def test_a_log_without_its_file_is_named(path: Path) -> None:
             path.write_bytes(content)
         with pytest.raises(StoreUnavailableError, match="the SQLite file is gone, but not its log"), opened(path):
             pass
+
+
+def test_a_file_that_another_process_makes_at_any_time_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, looks, maker_comes_after, path = os.stat, 0, 0, ""
+
+    def stat_and_make(name: Any, **options: Any) -> os.stat_result:
+        nonlocal looks
+        try:
+            return stat(name, **options)
+        finally:
+            if name in (path, f"{path}-wal"):
+                looks += 1
+                if looks == maker_comes_after:
+                    stack.enter_context(opened(Path(path))).create("s")
+
+    monkeypatch.setattr(os, "stat", stat_and_make)
+    while maker_comes_after <= looks:
+        looks, maker_comes_after = 0, maker_comes_after + 1
+        path = str(tmp_path / f"store{maker_comes_after}.db")
+        with ExitStack() as stack, opened(Path(path)) as store:
+            assert list(store.list()) == (["s"] if maker_comes_after <= looks else [])
+    assert maker_comes_after > 3
 
 
 def test_a_log_that_another_user_has_just_made_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
