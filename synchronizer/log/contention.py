@@ -92,6 +92,7 @@ class FairQueue:
         self._place: tuple[int, AbstractContextManager[bool]] | None = None  # the thread that took it, and the lock
         self._kept: list[AbstractContextManager[bool]] = []  # at most one
         self._left_at = -math.inf
+        self._begins_slice = False
         self._slice_end = -math.inf
         # Slices are of real time. A clock that a test moves would never end one.
         self._has_slices = isinstance(clock, SystemClock)
@@ -125,10 +126,7 @@ class FairQueue:
         if has_lock:
             self._backoff.acquired()
             self._slice_end = -math.inf
-            if follows:
-                with suppress(ReaderGroupError):  # no thread: it works without slices too
-                    self._slice_end = time_slices.begin(self._end_slice)
-                    self._contention -= 1
+            self._begins_slice = follows
         else:  # its holder may be stopped
             self.leave()
             self._backoff.timed_out(self._clock.monotonic())
@@ -139,12 +137,22 @@ class FairQueue:
         """Release the lock, or the place in the queue, if this thread has it. It may be called twice."""
         place = self._place
         if place is not None and place[0] == threading.get_ident():
+            if self._begins_slice:
+                self._begin_slice()
             self._left_at = self._clock.monotonic()
             if self._left_at < self._slice_end and not self._kept:
                 self._kept.append(place[1])
+                if self._clock.monotonic() >= self._slice_end:  # it may have ended before the lock was kept
+                    self._end_slice()
             else:
                 _release(place[1])
             self._place = None
+
+    def _begin_slice(self) -> None:
+        """Begin it when the first call ends: what that one had to catch up with is no part of the slice."""
+        self._begins_slice = False
+        with suppress(ReaderGroupError):  # no thread: it works without slices too
+            self._slice_end = time_slices.begin(self._end_slice)
 
     def _end_slice(self) -> None:
         while self._kept:
