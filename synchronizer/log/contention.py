@@ -139,13 +139,11 @@ class FairQueue:
         if place is not None and place[0] == threading.get_ident():
             if self._begins_slice:
                 self._begin_slice()
-            self._left_at = self._clock.monotonic()
-            if self._left_at < self._slice_end and not self._kept:
+            if place[1] not in self._kept:
                 self._kept.append(place[1])
-                if self._clock.monotonic() >= self._slice_end:  # it may have ended before the lock was kept
-                    self._end_slice()
-            else:
-                _release(place[1])
+            self._left_at = self._clock.monotonic()  # after that: the end of the slice misses no lock
+            if self._left_at >= self._slice_end:
+                self._end_slice()
             self._place = None
 
     def _begin_slice(self) -> None:

@@ -82,26 +82,69 @@ def test_a_lock_that_is_kept_is_released_at_the_end_of_the_slice(
             assert is_held
 
 
-def test_a_call_that_takes_longer_than_the_slice_holds_the_lock_to_its_end(
+def test_a_slice_begins_when_the_first_call_of_a_turn_ends(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over = threading.Event()
+    begun = threading.Event()
 
     class Slices(TimeSlices):
         def begin(self, at_end: object) -> float:
-            over.set()
-            return SystemClock().monotonic()
+            begun.set()
+            return SystemClock().monotonic() + NO_END
 
     monkeypatch.setattr(contention, "time_slices", Slices())
     queue = contended(store)
     assert call(queue)
     try:
         assert queue.join_if_contended(Deadline(SystemClock(), PATIENCE_SECONDS))
-        assert over.is_set()
+        assert not begun.is_set()
+    finally:
+        queue.leave()
+    assert begun.is_set()
+    assert not is_free(store)
+    queue._end_slice()
+
+
+def test_a_call_that_takes_longer_than_the_slice_holds_the_lock_to_its_end(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    queue = contended(store)
+    assert call(queue)
+    assert call(queue)
+    try:
+        assert not queue.join_if_contended(Deadline(SystemClock(), PATIENCE_SECONDS))  # it has what was kept
+        queue._slice_end = SystemClock().monotonic()
         queue._end_slice()
         assert not is_free(store)
     finally:
         queue.leave()
+    assert is_free(store)
+
+
+def test_a_slice_that_ends_just_before_the_lock_is_kept_keeps_nothing(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that keeps it may be held up when it has looked at the time."""
+
+    class SlowClock(SystemClock):
+        late = False
+
+        def monotonic(self) -> float:
+            now = super().monotonic()
+            if self.late and queue._place is not None:  # in `leave`
+                self.late = False
+                queue._slice_end = now + 0.001
+                queue._end_slice()
+            return now
+
+    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    queue = contended(store, clock := SlowClock())
+    assert call(queue)
+    assert call(queue)
+    clock.late = True
+    assert not call(queue)
+    assert not clock.late
     assert is_free(store)
 
 
@@ -125,6 +168,15 @@ def test_an_interrupted_call_leaves_no_lock_behind(store: SegmentStore) -> None:
     queue = contended(store)
     for run in interrupts(lambda: call(queue), before=lambda: _contend(queue)):
         until(lambda: is_free(store), f"the lock to be free: {run.place}")
+
+
+def test_an_interrupted_call_keeps_the_lock_once(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    queue = contended(store)
+    for run in interrupts(lambda: call(queue), before=lambda: _contend(queue)):
+        assert len(queue._kept) <= 1, run.place
+    queue._end_slice()
+    until(lambda: is_free(store), "the lock to be free")
 
 
 def _contend(queue: FairQueue) -> None:
