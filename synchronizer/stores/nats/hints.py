@@ -103,10 +103,6 @@ class Hints:
             if len(values) > _MAX_VALUES:
                 values.popitem(last=False)
 
-    def forget_value(self, segment: str, attribute: str) -> None:
-        with self._lock:
-            self._of(segment).values.pop(attribute, None)
-
     def note_start(self, segment: str, start: MessageStart) -> None:
         with self._lock:
             _insert(self._of(segment).starts, start)
