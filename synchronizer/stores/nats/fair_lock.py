@@ -88,6 +88,7 @@ class TicketLock:
         #: Any user may have published a ticket. Send messages only to subjects of this form, where the SDK listens.
         self._any_word = re.compile(re.escape(grant_prefix_of(stream)) + r"\.[0-9a-f]{32}")
         self._waiting: dict[int, Flag] = {}
+        self._contended: set[str] = set()  # subjects on which other tickets were last found
         self._is_listening = False
 
     def acquire(self, name: str, timeout: float, *, store: object) -> AbstractContextManager[bool]:
@@ -103,20 +104,23 @@ class TicketLock:
         return position.has_lock
 
     def _take(self, position: _QueuePosition, deadline: Deadline) -> bool:
-        if self._draw(position, only_first=True):
-            return True
-        if deadline.passed:
-            return False
+        if deadline.passed or position.subject not in self._contended:
+            if self._draw(position, only_first=True):
+                return True
+            if deadline.passed:
+                return False
         self._listen()
         return self._queue(position, deadline)
 
     def _queue(self, position: _QueuePosition, deadline: Deadline) -> bool:
         """Wait in the queue until this ticket is first, or the deadline has passed."""
         word = self._draw_and_listen(position)
+        self._contended.discard(position.subject)
         while True:
             first = self._first(position.subject, 1)
             if first is not None and first.number == position.ticket:
                 return True
+            self._contended.add(position.subject)
             if deadline.passed:
                 return False
             if first is None or first.number > position.number:  # expired in a long queue, or lost by a server restart

@@ -168,6 +168,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     #: Whether the current call may take its time, whatever deadline its caller has.
     takes_long: bool = False
     idle_since: float = 0.0
+    #: The session's ``lock_timeout``, as far as a fair lock has set it.
+    lock_milliseconds: int = 0
     #: Whether the current call's statement went to the server, or may have.
     has_sent: bool = False
     _poll: select.poll | None = None

@@ -482,7 +482,7 @@ class Names:
             "{schema}": self.schema,
             "{channel}": f"'{self.channel}'",
             "{lock_seed}": str(self._lock_seed),
-            "{fair_key}": f"hashtextextended(%s::text, {self._fair_seed})",
+            "{fair_key}": f"hashtextextended($1::text, {self._fair_seed})",
             "{interest_slot}": f"{self._interest_base} + ({{lock_key}} & {INTEREST_SLOTS - 1})",
             "{lock_key}": f"hashtextextended(p_name, {self._lock_seed})",
             "{max_delta}": str(MAX_DELTA_BYTES),

@@ -792,17 +792,21 @@ class _FairLock(AbstractContextManager[bool]):
         if self._locked is not None:
             # A separate statement: all appends under the lock are committed, so the next holder sees them.
             with suppress(Exception):
-                self._locked.execute(self._filled("SELECT pg_advisory_unlock({fair_key})"), (self._segment,))
+                self._locked.plain_rows(self._filled("SELECT pg_advisory_unlock({fair_key})"), (self._segment,))
                 self._locked = None
         self._end()
 
     def _lock(self, connection: Connection) -> bool:
         try:
             if self._timeout <= 0:
-                rows = connection.execute(self._filled("SELECT pg_try_advisory_lock({fair_key})"), (self._segment,))
-                return bool(rows.fetchall()[0][0])
-            connection.execute(f"SET lock_timeout = {max(1, int(self._timeout * 1000))}")
-            connection.execute(self._filled("SELECT pg_advisory_lock({fair_key})"), (self._segment,))
+                statement = self._filled("SELECT pg_try_advisory_lock({fair_key})")
+                ((is_locked,),) = connection.plain_rows(statement, (self._segment,))
+                return bool(is_locked)
+            milliseconds = max(1, int(self._timeout * 1000))
+            if connection.lock_milliseconds != milliseconds:
+                connection.execute(f"SET lock_timeout = {milliseconds}")
+                connection.lock_milliseconds = milliseconds
+            connection.plain_rows(self._filled("SELECT pg_advisory_lock({fair_key})"), (self._segment,))
         except psycopg.errors.LockNotAvailable:
             connection.release_exclusive_locks()
             return False

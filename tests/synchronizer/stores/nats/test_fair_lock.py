@@ -9,12 +9,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
 from synchronizer.log.contention import MAX_CONTENTION
 from synchronizer.stores.nats import fair_lock
 from synchronizer.stores.nats.connection import NatsConnection
+from synchronizer.stores.nats.fair_lock import TicketLock
 from synchronizer.stores.nats.rights import Api, queue_stream_of
 from synchronizer.stores.nats.store import NatsStore
 from tests.interrupts import FEW_OR_MORE, interrupts
@@ -54,6 +56,33 @@ def test_an_interrupted_block_leaves_no_ticket(nats_url: str, is_free: bool, spa
 def tickets(store: NatsStore) -> int:
     stream = queue_stream_of(store._subjects.stream)
     return int(store._connection.ask(Api(stream).info, b"").document["state"]["messages"])
+
+
+def test_who_found_others_in_the_queue_does_not_ask_first_whether_it_is_empty(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_first: list[bool] = []
+    draw = TicketLock._draw
+
+    def note(self: TicketLock, position: Any, *, only_first: bool) -> bool:
+        asked_first.append(only_first)
+        return draw(self, position, only_first=only_first)
+
+    monkeypatch.setattr(TicketLock, "_draw", note)
+
+    def attempts(patience: float, *, gets_it: bool) -> list[bool]:
+        asked_first.clear()
+        with store.fair_lock("s", patience) as is_held:
+            assert is_held is gets_it
+        return [*asked_first]
+
+    with NatsStore(nats_url) as store, NatsStore(nats_url) as other:
+        with other.fair_lock("s", PATIENCE_SECONDS):
+            assert attempts(0.01, gets_it=False) == [True, False]
+            assert attempts(0.01, gets_it=False) == [False]
+            assert attempts(0, gets_it=False) == [True]  # it must not wait
+        assert attempts(PATIENCE_SECONDS, gets_it=True) == [False]
+        assert attempts(PATIENCE_SECONDS, gets_it=True) == [True]
 
 
 def test_a_release_that_is_interrupted_while_nothing_answers_takes_the_ticket_back(nats_url: str) -> None:

@@ -325,6 +325,24 @@ def test_a_fair_lock_that_could_not_be_given_back_ends_with_its_session(
             assert is_held
 
 
+def test_each_wait_for_a_fair_lock_has_its_own_limit(postgres_url: str, store: SegmentStore) -> None:
+    """One session waits for all of them."""
+
+    def wait(seconds: float) -> bool:
+        with other.fair_lock("s", seconds) as is_held:
+            return is_held
+
+    with open_store(postgres_url) as other, ThreadPoolExecutor() as threads:
+        with store.fair_lock("s", 0):
+            assert not wait(0.01)
+            long = threads.submit(wait, 10.0)
+            began = time.monotonic()
+            assert not wait(0.01)
+            assert time.monotonic() - began < 5
+            assert not long.done()
+        assert long.result(PATIENCE_SECONDS)
+
+
 @contextlib.contextmanager
 def shadowed(postgres_url: str, admin: psycopg.Connection, function: str) -> Iterator[SegmentStore]:
     """A store whose sessions call this function instead of the server's own of the same name."""
