@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import synchronizer as sync  # shared states and recipes load their modules when they are first used
 from synchronizer import Clock, InvalidArgumentError, SegmentStore, open_store
 from synchronizer.arguments import check_count, check_duration, check_type
-from synchronizer.clock import clock_or_system, is_manual
+from synchronizer.clock import Deadline, clock_or_system, is_manual
 from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.recipes.queue.limits import MAX_OUTSTANDING_BYTES
 from synchronizer.threads.loading import loading
@@ -472,7 +472,7 @@ class Client:
             >>> with client.lock("nightly-report", timeout=5) as held:
             ...     write_report(fencing_token=held.fencing_token)
         """
-        yield from _hold(self._lock(sync.Lock, name, member_timeout_seconds=member_timeout_seconds), timeout)
+        yield from self._hold(sync.Lock, name, timeout, member_timeout_seconds=member_timeout_seconds)
 
     @contextmanager
     def semaphore(
@@ -491,8 +491,8 @@ class Client:
             InvalidArgumentError: This thread holds a permit already, or the semaphore has another number of permits.
         """
         check_count(permits, "permits")
-        semaphore = self._lock(sync.Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
-        yield from _hold(semaphore, timeout)
+        options = {"permits": permits, "member_timeout_seconds": member_timeout_seconds}
+        yield from self._hold(sync.Semaphore, name, timeout, **options)
 
     def barrier(
         self, name: str, parties: int, *, party: str | None = None, member_timeout_seconds: float = 10.0
@@ -522,22 +522,52 @@ class Client:
             )
         )
 
-    def _lock(self, kind: type[sync.Lock], name: str, **options: Any) -> sync.Lock:
+    def _hold(self, kind: type[sync.Lock], name: str, timeout: float | None, **options: Any) -> Iterator[sync.HeldLock]:
+        """Hold a lock while the generator is suspended, and release it however the generator ends.
+
+        An interrupt could hit a ``with`` statement just before it calls `HeldLock.__exit__`.
+        """
+        check_duration(timeout, "timeout", or_none=True)
+        deadline = Deadline(self.clock, self.timeout if timeout is None else timeout)
+        lock = self._lock(kind, name, timeout=deadline.remaining(), **options)
+        held = lock.acquire(timeout=deadline.remaining())
+        try:
+            yield held
+        finally:
+            try:
+                held.release()
+            except BaseException:  # interrupted: without a release, others would wait for the lease to expire
+                held.release()
+                raise
+
+    def _lock(self, kind: type[sync.Lock], name: str, *, timeout: float, **options: Any) -> sync.Lock:
+        """Return the lock of this name. All threads share one object, which knows which of them hold it."""
         check_type(name, str, "name")
         check_duration(options["member_timeout_seconds"], "member_timeout_seconds", above_zero=True, finite=True)
-        with self._guard:  # all threads share one lock object, which knows which of them hold it
-            lock = self._locks.get((kind, name))
-            if lock is None:
-                lock = kind(self.store, name, threads=self._in_background, **self._state_options, **options)
-                self._locks[kind, name] = self._keep(lock)
-            elif lock.permits != options.get("permits", 1):
-                raise InvalidArgumentError(
-                    "this client has the semaphore open with another number of permits; use that number",
-                    name=name,
-                    permits=lock.permits,
-                    given=options["permits"],
-                )
-            return lock
+        lock = self._locks.get((kind, name))
+        if lock is None:
+            with loading():
+                from synchronizer.recipes.coordination.participant import ASK_SECONDS
+
+            limit = min(self.timeout, max(ASK_SECONDS, timeout))
+            state_options: sync.SynchronizerOptions = {**self._state_options, "timeout": limit}
+            # It asks the store. Nobody waits for that who needs another lock, or comes later with more time.
+            opened = kind(self.store, name, threads=self._in_background, **state_options, **options)
+            opened.synchronizer.timeout = self.timeout
+            with self._guard:
+                lock = self._locks.get((kind, name))
+                if lock is None:
+                    self._locks[kind, name] = lock = self._keep(opened)
+            if lock is not opened:
+                opened.close()
+        if lock.permits != options.get("permits", 1):
+            raise InvalidArgumentError(
+                "this client has the semaphore open with another number of permits; use that number",
+                name=name,
+                permits=lock.permits,
+                given=options["permits"],
+            )
+        return lock
 
     @property
     def _state_options(self) -> sync.SynchronizerOptions:
@@ -605,22 +635,6 @@ class Client:
                 url=self.store.url,
             )
         return _reconnect, (self._address, self.timeout, self.state_limit_bytes)
-
-
-def _hold(lock: sync.Lock, timeout: float | None) -> Iterator[sync.HeldLock]:
-    """Hold the lock while the generator is suspended, and release it however the generator ends.
-
-    An interrupt could hit a ``with`` statement just before it calls `HeldLock.__exit__`.
-    """
-    held = lock.acquire(timeout=timeout)
-    try:
-        yield held
-    finally:
-        try:
-            held.release()
-        except BaseException:  # interrupted: without a release, others would wait for the lease to expire
-            held.release()
-            raise
 
 
 def _reconnect(url: str, timeout: float, state_limit_bytes: int) -> Client:

@@ -13,7 +13,7 @@ import synchronizer as sync
 from synchronizer import DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 from synchronizer.arguments import check_duration
 from synchronizer.recipes.coordination.barrier import Arrival
-from synchronizer.recipes.coordination.lock import LockRequest
+from synchronizer.recipes.coordination.lock import LockRequest, not_obtained
 
 from .calls import Calls, deadline_after, remaining, timeout_at, wait_until_set
 from .facade import AwaitedProperty, ClosableFacade, Facade, Plain, awaited
@@ -68,27 +68,34 @@ class TaskLock:
         self._queue = asyncio.Lock()  # first come, first served
         self._holders: dict[HeldLock, asyncio.Task[Any] | None] = {}
 
-    async def acquire(self, open: Callable[[], sync.Lock], timeout: float | None) -> HeldLock:
+    async def acquire(self, open: Callable[..., sync.Lock], timeout: float | None) -> HeldLock:
         """Wait for the lock and return it, held.
 
         Args:
-            open: Returns the lock that all threads of the client share. It blocks.
+            open: Returns the lock that all threads of the client share. It blocks, up to its ``timeout``.
             timeout: Seconds to wait. Default: the client's.
         """
         check_duration(timeout, "timeout", or_none=True)
-        async with self._opening:
-            lock = await self._calls.run(open)
+        deadline = deadline_after(self._calls.timeout if timeout is None else timeout)
+        try:
+            async with timeout_at(deadline):
+                await self._opening.acquire()
+        except TimeoutError:
+            raise DeadlineExceededError("other tasks wait for the store, to open the lock; try again") from None
+        try:
+            lock = await self._calls.run(partial(open, timeout=remaining(deadline)))
+        finally:
+            self._opening.release()
         task = asyncio.current_task()
         if task in self._holders.values():
             raise InvalidArgumentError(
                 f"this task already holds the {lock.kind}; use the object that acquiring it returned", name=lock.name
             )
-        deadline = deadline_after(lock.synchronizer.timeout if timeout is None else timeout)
         try:
             async with timeout_at(deadline):
                 await self._queue.acquire()
         except TimeoutError:
-            raise _not_in_time(lock) from None
+            raise not_obtained(lock) from None
         try:
             held = HeldLock(await self._wait(lock, deadline), self._calls, self._forget)
         finally:
@@ -118,15 +125,7 @@ class TaskLock:
         except BaseException:
             self._calls.start(request.leave)
             raise
-        raise _not_in_time(lock)
-
-
-def _not_in_time(lock: sync.Lock) -> DeadlineExceededError:
-    return DeadlineExceededError(
-        f"other participants hold the {lock.kind}; wait longer, or try again",
-        name=lock.name,
-        holders=[each.member for each in lock.synchronizer.state.members[: lock.permits]],
-    )
+        raise not_obtained(lock)
 
 
 def _join(request: LockRequest, listener: Callable[[], None], timeout: float) -> None:

@@ -19,6 +19,8 @@ from ..threads.flag import Flag
 
 #: The pause after an error. A lease that is to be renewed three times per timeout allows for no long one.
 RETRY_SECONDS: Final = 0.1
+#: After this time without an answer, the store is away.
+CUT_OFF_SECONDS: Final = 1.0
 
 T = TypeVar("T")
 
@@ -67,6 +69,7 @@ class Keeper:
         #: Each part of the work that fails, with its last error, and whether that says that the store is unavailable.
         self._troubles: dict[Callable[..., object], tuple[str, bool]] = {}
         self._failures = 0  # in a row
+        self._failing_since = 0.0  # when the first of them began
 
     def start(self) -> None:
         """Start the thread unless it runs. After an error or an interrupt, call it again."""
@@ -100,28 +103,35 @@ class Keeper:
 
     def attempt(self, part: Callable[..., T], *arguments: Any) -> T | float:
         """Return the result of a part of the work, or, after any error but a `ClosedError`, when to call it again."""
+        began = self._clock.monotonic()
         try:
             result = part(*arguments)
         except ClosedError:
             raise
         except BaseException as error:
             raise_interrupt(error)
-            return self._clock.monotonic() + self._complain(part, error)
+            return self._clock.monotonic() + self._complain(part, error, began)
         self._troubles.pop(part, None)
         return result
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the store was unavailable at the last attempt at some part."""
-        return any(is_unavailable for _, is_unavailable in list(self._troubles.values()))
+        """Whether the store was unavailable at the last attempt at some part, and for so long that asking is in vain.
+
+        One connection may have ended. The next attempt has another one.
+        """
+        is_away = any(is_unavailable for _, is_unavailable in list(self._troubles.values()))
+        return is_away and self._clock.monotonic() >= self._failing_since + CUT_OFF_SECONDS
 
     def forget_troubles(self) -> None:
         """Treat no part as failing: a caller has just found that the store answers."""
         self._troubles.clear()
 
-    def _complain(self, part: Callable[..., object], error: BaseException) -> float:
+    def _complain(self, part: Callable[..., object], error: BaseException, began: float) -> float:
         """Log the error, a lasting one once; return the seconds until the next attempt."""
-        self._failures = self._failures + 1 if self._troubles else 1
+        if not self._troubles:
+            self._failures, self._failing_since = 0, began
+        self._failures += 1
         if not isinstance(error, ReaderGroupError):
             survive(error, self._name)
         elif all(text != str(error) for text, _ in list(self._troubles.values())):

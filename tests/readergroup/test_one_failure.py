@@ -9,6 +9,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import count
@@ -24,7 +25,7 @@ from readergroup.group.manager import ReaderGroupManager
 from readergroup.streams.manager import StreamManager
 from synchronizer import open_store
 from synchronizer.testing import FailingStore, InstantClock, Operation
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 STREAM: Final = "shop/orders"
 OTHER: Final = "shop/returns"
@@ -719,3 +720,41 @@ def test_a_store_that_stays_away_is_reported_at_the_timeout_and_another_error_at
                 ask(world)
             store.before = None
             assert len(store.operations) == calls + 1
+
+
+def test_opening_a_lock_takes_no_longer_than_the_timeout_of_the_call() -> None:
+    store, clock = FailingStore(open_store("memory://")), InstantClock()
+    with rg.Client(store, timeout=30.0, clock=clock) as client:
+        store.unavailable = True
+        for hold in (client.lock("door", timeout=2.0), client.semaphore("seats", permits=2, timeout=2.0)):
+            since = clock.monotonic()
+            with pytest.raises(rg.DeadlineExceededError), hold:
+                pass
+            assert clock.monotonic() - since <= 2.5
+        store.unavailable = False
+        with client.lock("door", timeout=2.0) as held:
+            held.check()
+
+
+def test_who_waits_for_the_store_to_open_a_lock_holds_up_no_other() -> None:
+    store = FailingStore(open_store("memory://"))
+    answers, asked = threading.Event(), threading.Semaphore(0)
+
+    def wait(operation: Operation) -> None:
+        if operation.segment == "lock/slow":
+            asked.release()
+            assert answers.wait(PATIENCE_SECONDS)
+
+    def open_it() -> rg.Lock:
+        return client._lock(rg.Lock, "slow", timeout=PATIENCE_SECONDS, member_timeout_seconds=10.0)
+
+    store.before = wait
+    with rg.Client(store, timeout=PATIENCE_SECONDS) as client, ThreadPoolExecutor(2) as threads:
+        opening = [threads.submit(open_it) for _ in range(2)]
+        for _ in opening:
+            assert asked.acquire(timeout=PATIENCE_SECONDS)
+        with client.lock("fast", timeout=5.0):
+            pass
+        answers.set()
+        one, other = (each.result(PATIENCE_SECONDS) for each in opening)
+        assert one is other  # it knows which of the client's threads hold the lock

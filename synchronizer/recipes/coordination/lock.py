@@ -247,12 +247,7 @@ class Lock:
             if not participant.joined:  # not yet, or its lease expired during a pause
                 participant.join(timeout=max(ASK_SECONDS, deadline.remaining()))
             elif not participant.wait_until(lambda: self._has_news(participant), deadline):
-                holders = [each.member for each in participant.members()[: self.permits]]
-                raise DeadlineExceededError(
-                    f"other participants hold the {self.kind}; wait longer, or try again",
-                    name=self.name,
-                    holders=holders,
-                )
+                raise not_obtained(self)
         raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
 
     def _has_news(self, participant: Participant) -> bool:
@@ -296,6 +291,18 @@ class Lock:
                 return
             self._lingering = None
         self._participants.leave(found.participant)
+
+
+def not_obtained(lock: Lock) -> DeadlineExceededError:
+    """Return the error for a caller that has waited in vain, for others or for the store."""
+    holders = [each.member for each in lock.synchronizer.state.members[: lock.permits]]
+    if not holders:
+        return DeadlineExceededError(
+            f"the {lock.kind} was not obtained in time; wait longer, or try again", name=lock.name
+        )
+    return DeadlineExceededError(
+        f"other participants hold the {lock.kind}; wait longer, or try again", name=lock.name, holders=holders
+    )
 
 
 class Semaphore(Lock):

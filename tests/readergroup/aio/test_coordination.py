@@ -56,6 +56,27 @@ def test_more_tasks_wait_for_locks_than_there_are_threads() -> None:
     run(test())
 
 
+def test_a_task_that_waits_for_the_store_to_open_a_lock_gives_up_in_time() -> None:
+    """Also behind a task that has more time."""
+
+    async def test() -> None:
+        store = HangingStore()
+        async with aio.Client(store) as client:
+            with store.hangs():
+                first = asyncio.create_task(hold(client, 1000))
+                await until(lambda: store.hanging)
+                with pytest.raises(rg.DeadlineExceededError, match="to open the lock"):
+                    await hold(client, 0.05)
+            await first
+            await hold(client, 0.05)
+
+    async def hold(client: aio.Client, timeout: float) -> None:
+        async with client.lock("lock", timeout=timeout):
+            pass
+
+    run(test())
+
+
 def test_a_cancelled_wait_for_a_lock_leaves_nothing_behind() -> None:
     async def test() -> None:
         store = HangingStore()
@@ -72,7 +93,7 @@ def test_a_cancelled_wait_for_a_lock_leaves_nothing_behind() -> None:
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05), client.lock("lock"):
                         pass
-            lock = other._sync._lock(rg.Lock, "lock", member_timeout_seconds=10.0)
+            lock = other._sync._lock(rg.Lock, "lock", timeout=10.0, member_timeout_seconds=10.0)
             await until(lambda: not lock.synchronizer.fetch_updates().members)
 
     async def hold(client: aio.Client) -> None:

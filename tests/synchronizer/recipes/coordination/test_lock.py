@@ -254,6 +254,7 @@ def test_a_store_that_does_not_answer_the_renewals_is_not_asked_by_those_who_go(
     failing.unavailable = True
     clock.advance(5)
     held._participant.step()
+    clock.advance(1)
     asked = len(failing.operations)
     held.release()
     assert len(failing.operations) == asked
@@ -263,6 +264,21 @@ def test_a_store_that_does_not_answer_the_renewals_is_not_asked_by_those_who_go(
     with lock.acquire(timeout=0.0) as held:  # what could not be released stands in nobody's way
         held.check()
         assert len(members(lock)) == 1
+
+
+def test_who_goes_asks_the_store_although_one_renewal_has_just_failed(store: SegmentStore) -> None:
+    """As when a connection has ended: the next call has another one."""
+    clock = ManualClock()
+    failing = FailingStore(store)
+    lock = Lock(failing, "door", member_timeout_seconds=10.0, clock=clock, threads=False)
+    held = lock.acquire(timeout=LONG)
+    failing.unavailable = True
+    clock.advance(5)
+    held._participant.step()
+    failing.unavailable = False
+    clock.advance(0.5)
+    held.release()
+    assert members(lock) == []
 
 
 def test_a_lease_that_may_be_over_is_told_before_anybody_else_can_hold_the_lock(store: SegmentStore) -> None:
