@@ -13,7 +13,8 @@ from typing import Final
 from readergroup.group.model.state import ReaderGroupState
 from readergroup.streams.config import RetentionPolicy
 from readergroup.streams.retention.decision import Offsets
-from readergroup.streams.state import StreamState, TruncateStream
+from readergroup.streams.state import CommitTransaction, StreamState, TruncateStream
+from readergroup.streams.transactions.merging import PROGRESS
 from synchronizer import Appended
 from synchronizer.log.replica import Transition
 from tests.places import PACKAGES
@@ -78,6 +79,8 @@ class RetentionAudit:
         self.subscribers: Mapping[str, GroupAuditor] = {}
         self._world = world
         self._ends: dict[str, list[tuple[int, float]]] = defaultdict(list)  # where each append ended, and when
+        self._merged: dict[tuple[str, int], float] = {}  # those of transactions, and when these were committed
+        self._committed_at = 0.0  # the last transaction
         self._largest = 0
         self._truncated_at: list[float] = []
 
@@ -85,11 +88,16 @@ class RetentionAudit:
         if done.verb == "append" and done.data and done.segment.startswith("data/"):
             if not isinstance(done.result, Appended):
                 return
-            self._ends[done.segment].append((done.result.offset + len(done.data), self._world.simulation.now))
+            end = done.result.offset + len(done.data)
+            self._ends[done.segment].append((end, self._world.simulation.now))
+            if PROGRESS in done.attributes:
+                self._merged[done.segment, end] = self._committed_at
             self._largest = max(self._largest, len(done.data))
 
     def written_at(self, segment: str, end: int) -> float:
-        return next(at for to, at in self._ends[segment] if to >= end)
+        """When an event was written. If another process had to merge its transaction, that was long before."""
+        to, at = next((to, at) for to, at in self._ends[segment] if to >= end)
+        return self._merged.get((segment, to), at)
 
     def length(self, segment: str) -> int:
         return self._ends[segment][-1][0] if self._ends[segment] else 0
@@ -102,6 +110,8 @@ class RetentionAudit:
     def check(self, auditor: GroupAuditor, transition: Transition[StreamState]) -> None:
         """Called before the auditor counts what is deleted as given up."""
         before, after = transition.before, transition.after
+        if any(isinstance(each, CommitTransaction) for each in transition.updates):
+            self._committed_at = self._world.simulation.now
         if before is None or after is None or not any(isinstance(each, TruncateStream) for each in transition.updates):
             return
         self.deletions += 1
