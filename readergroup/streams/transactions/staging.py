@@ -124,7 +124,9 @@ class Staging(Generic[T]):
             raise SealedError("the stream is sealed and takes no events", stream=stream)
         self._incarnation = state.incarnation
         self._generation = state.transactions.committer(key).generation
-        self._name = part_name(self._clock.time(), secrets.token_hex(8))
+        # A process whose clock was ahead may have ended the time of all parts that are begun now.
+        begun_at = max(self._clock.time(), state.transactions.expired_before)
+        self._name = part_name(begun_at, secrets.token_hex(8))
         self._routes = state.routes
         self._prefix = staging_prefix(stream, state.incarnation, key, self._generation)
         self._segments = {number: _SegmentStaging(number) for number in state.current}

@@ -888,6 +888,20 @@ def test_what_is_too_old_is_refused_before_it_is_deleted(streams: StreamManager,
     assert not streams.fetch_state(NAME).is_pending
 
 
+def test_a_commit_by_a_clock_that_was_days_ahead_ends_no_later_transaction(
+    streams: StreamManager, clock: ManualClock
+) -> None:
+    ahead = StreamManager(streams.store, clock=ManualClock(clock.monotonic() + 3 * STAGING_RETENTION_SECONDS))
+    assert commit(ahead, 0, stage(ahead, events("a"), "ahead"), key="ahead")
+    part = stage(streams, events("b"))
+    assert commit(streams, 0, part)
+    assert sorted(stored(streams)) == sorted([*events("a"), *events("b")])
+    orphan = stage(streams, events("orphan"), "dead")
+    clock.advance(4 * STAGING_RETENTION_SECONDS + 3600.0)
+    assert commit(streams, 1)
+    assert not {*orphan.staged_segments} & {*staged(streams.store)}  # it is deleted, although later
+
+
 def test_a_key_is_forgotten_when_it_was_not_used_for_long(streams: StreamManager, clock: ManualClock) -> None:
     assert commit(streams, 5, key="old")
     clock.advance(KEY_RETENTION_SECONDS - 1)
