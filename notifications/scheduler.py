@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from apscheduler.executors.base import BaseExecutor
@@ -14,12 +14,15 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from synchronizer.clock import SystemClock
 from synchronizer.loggers import get_logger
 from synchronizer.threads.background import starting
 
 #: APScheduler logs every added job, and every run that it skips while the previous one still runs. Both are normal.
 _quiet = get_logger(f"{__name__}.apscheduler")
 _quiet.setLevel(logging.ERROR)
+#: The clock that APScheduler asks. No other one moves its jobs.
+_clock: Final = SystemClock()
 
 
 class _ThreadPerRun(BaseExecutor):  # type: ignore[misc]  # APScheduler 3 has no types
@@ -33,6 +36,19 @@ class _ThreadPerRun(BaseExecutor):  # type: ignore[misc]  # APScheduler 3 has no
                 self._run_job_success(job.id, [])
 
         threading.Thread(target=run, name=job.name, daemon=True).start()
+
+
+class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
+    """Runs jobs at intervals, also when the clock of the system is set."""
+
+    def _process_jobs(self) -> float | None:
+        now = datetime.fromtimestamp(_clock.time(), self.timezone)
+        for job in self.get_jobs():
+            # By another time than that of now: it would wait until then, or count all the runs since.
+            if abs(job.next_run_time - now) > job.trigger.interval:
+                job.modify(next_run_time=now)
+        seconds: float | None = super()._process_jobs()
+        return seconds
 
 
 class SharedScheduler:
@@ -68,7 +84,7 @@ class SharedScheduler:
 
 
 def _started_scheduler() -> BaseScheduler:
-    scheduler = BackgroundScheduler(timezone=UTC, logger=_quiet, executors={"default": _ThreadPerRun()})
+    scheduler = _Scheduler(timezone=UTC, logger=_quiet, executors={"default": _ThreadPerRun()})
     with starting("the scheduler of all notifiers"):
         scheduler.start()
     return scheduler

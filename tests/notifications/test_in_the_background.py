@@ -8,13 +8,22 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta, tzinfo
 
+import apscheduler.schedulers.base
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from notifications import Change, system
+from notifications import Change, scheduler, system
 from notifications.scheduler import SHARED
-from synchronizer import ClosedError, DeadlineExceededError, InvalidArgumentError, SegmentStore, StateSynchronizer
+from synchronizer import (
+    ClosedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    SegmentStore,
+    StateSynchronizer,
+    SystemClock,
+)
 from synchronizer.testing import FailingStore
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
 from tests.waiting import PATIENCE_SECONDS, busyness, until
@@ -624,3 +633,28 @@ def test_a_notifier_of_a_level_tells_each_crossing_to_every_listener(store: Segm
         notifier.register_listener(late)
         late.wait_for(7)
     assert (early.values, late.values) == ([5, 7], [7])
+
+
+def test_polls_go_on_when_the_clock_of_the_system_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = timedelta()
+
+    class SystemTime(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + ahead
+
+    class MovedClock(SystemClock):
+        def time(self) -> float:
+            return super().time() + ahead.total_seconds()
+
+    monkeypatch.setattr(apscheduler.schedulers.base, "datetime", SystemTime)
+    monkeypatch.setattr(scheduler, "_clock", MovedClock())
+    polls = threading.Semaphore(0)
+    remove = SHARED.add(polls.release, interval_seconds=0.02, name="polls")
+    try:
+        for back in (timedelta(), timedelta(hours=-1), timedelta(days=-400), timedelta(hours=1)):
+            ahead = back
+            for _ in range(4):  # one may have been due before
+                assert polls.acquire(timeout=PATIENCE_SECONDS), back
+    finally:
+        remove()
