@@ -86,11 +86,30 @@ WITH RECURSIVE each(stream) AS (
     SELECT min(stream) FROM {table} WHERE stream > ''
     UNION ALL SELECT (SELECT min(stream) FROM {table} WHERE stream > each.stream) FROM each WHERE each.stream > ''
 ) SELECT stream FROM each WHERE stream > ''"""
-_ROWS: Final = """
+_ROWS: Final = {
+    "postgresql": """
 SELECT id, routing_key, data, headers, CASE WHEN bytes_before = 0 THEN {age} END FROM (
     SELECT *, sum(length(data)) OVER (ORDER BY id) - length(data) AS bytes_before
     FROM (SELECT * FROM {table} WHERE stream = :stream AND NOT {is_named} ORDER BY id LIMIT :at_most) AS first_rows
-) AS summed WHERE bytes_before < :bytes_at_most ORDER BY id"""
+) AS summed WHERE bytes_before < :bytes_at_most ORDER BY id""",
+    # SQLite writes what goes through a sum or a sort into temporary files, so only numbers do. The index gives the rows
+    # in their order.
+    "sqlite": """
+SELECT id, routing_key, data, headers, {age} FROM {table} WHERE stream = :stream AND NOT {is_named} AND id <= (
+    SELECT max(id) FROM (
+        SELECT id, sum(bytes) OVER (ORDER BY id) - bytes AS bytes_before FROM (
+            SELECT id, length(data) AS bytes FROM {table} WHERE stream = :stream AND NOT {is_named}
+            ORDER BY id LIMIT :at_most
+        )
+    ) WHERE bytes_before < :bytes_at_most
+) ORDER BY id""",
+}
+#: Only the oldest row of a stream is read. In SQLite, a look at the time of each would read through all data before it.
+_LAG: Final = """
+SELECT stream, events, (SELECT {age} FROM {table} AS oldest WHERE oldest.stream = waiting.stream AND id = first_id)
+FROM (
+    SELECT stream, count(*) AS events, min(id) AS first_id FROM {table} WHERE stream > '' GROUP BY stream
+) AS waiting ORDER BY stream"""
 _IS_NAMED: Final = {
     "postgresql": "id = ANY(CAST(:ids AS bigint[]))",
     "sqlite": "id IN (SELECT value FROM json_each(:ids))",
@@ -109,7 +128,7 @@ class Row(NamedTuple):
     routing_key: str | None
     data: bytes
     headers: Headers | None
-    #: Its age, if it is the first of several.
+    #: Its age, by the clock of the database. Of several rows, only the first is sure to have it.
     seconds: float | None = None
     #: In microseconds since 1970. The table has none; replayed dead letters and retries have it.
     event_time: int | None = None
@@ -199,7 +218,7 @@ class OutboxTable:
     ) -> Sequence[Row]:
         """Return the first committed rows of the stream but those named. The last may exceed ``bytes_at_most``."""
         limits = {"at_most": at_most, "bytes_at_most": bytes_at_most}
-        query = _ROWS.replace("{age}", _age(session.dialect, "written_at"))
+        query = _ROWS[session.dialect].replace("{age}", _age(session.dialect, "written_at"))
         return [_row(*each) for each in self._of_named(session, query, stream, without, limits)]
 
     def named_rows(self, session: Session, stream: str, ids: Iterable[int]) -> Sequence[Row]:
@@ -223,8 +242,7 @@ class OutboxTable:
         return session.execute(statement, {**named, **(parameters or {})})
 
     def lag(self, session: Session) -> Sequence[StreamRows]:
-        age = _age(session.dialect, "min(written_at)")
-        query = f"SELECT stream, count(*), {age} FROM {self.name} WHERE stream > '' GROUP BY stream ORDER BY stream"
+        query = self._fill(_LAG).replace("{age}", _age(session.dialect, "written_at"))
         return [
             StreamRows(stream, events, max(0.0, seconds or 0.0)) for stream, events, seconds in session.execute(query)
         ]
