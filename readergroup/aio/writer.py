@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from synchronizer import ClosedError, DeadlineExceededError, ReaderGroupError
+from synchronizer.arguments import check_duration
+from synchronizer.loggers import get_logger
 
 from ..closable import noted
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
@@ -23,6 +25,8 @@ T = TypeVar("T")
 #: How much longer than its timeout a call waits for a flush, whose error says more than that it takes long.
 _ANSWER_SECONDS: Final = 0.5
 
+_logger = get_logger(__name__)
+
 
 class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     """Writes events to a stream. Tasks may share it. An async context manager that stores everything at its end."""
@@ -30,7 +34,8 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     def __init__(self, wrapped: SyncWriter[T], calls: Calls) -> None:
         super().__init__(wrapped, calls)
         self._room = asyncio.Lock()  # first come, first served
-        self._without_room = 0  # tasks that wait
+        self._without_room = 0  # writes that wait, or go on in a thread
+        self._is_closed = False  # takes no more events, also from a thread
         self._waiting: asyncio.Future[None] | None = None  # for room, in a thread
         self._flushing: asyncio.Task[None] | None = None
         self._next_flush: asyncio.Task[None] | None = None
@@ -114,7 +119,8 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     ) -> None:
         """Write many events at once, as one `write` for each in this order, in a thread.
 
-        A cancelled call goes on in its thread.
+        A call that is cancelled while it waits for other tasks has written nothing. After that it goes on in its
+        thread: later calls of the writer wait for it, and an error of it is logged.
 
         Args:
             events: Values that the serializer takes, each at most 8 MiB. They are serialized in the thread.
@@ -137,7 +143,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     ) -> None:
         """Write the rows of a table, as one `write` for each in their order, in a thread.
 
-        A cancelled call goes on in its thread.
+        A cancelled call goes on as one of `write_batch`.
 
         Args:
             table: As of `EventWriter.write_arrow`, with the columns that the other arguments name.
@@ -167,7 +173,11 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             self._end_turn()
             raise
         writing.add_done_callback(self._end_turn)  # not before, also if this task is cancelled
-        await asyncio.wait([writing])
+        try:
+            await asyncio.wait([writing])
+        except asyncio.CancelledError:
+            writing.add_done_callback(self._log_failure)  # no task asks for it any more
+            raise
         writing.result()
         if wait:
             await self._stored(deadline)
@@ -175,6 +185,10 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     def _end_turn(self, *written: object) -> None:
         self._without_room -= 1
         self._room.release()
+
+    def _log_failure(self, written: asyncio.Future[None]) -> None:
+        if not written.cancelled() and (error := written.exception()) is not None:
+            _logger.warning("a cancelled call that wrote to %s in its thread failed: %s", self.stream, error)
 
     async def _write(self, write: Callable[[], None], wait: bool) -> None:
         writer = self._wrapped
@@ -208,6 +222,35 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             raise DeadlineExceededError(
                 "other tasks waited for room first; this call wrote nothing, repeat it", stream=self.stream
             ) from None
+
+    async def _in_turn(self, timeout: float | None) -> float | None:
+        """Wait until the earlier writes have written, also a cancelled one that goes on in its thread.
+
+        Returns:
+            What is left of ``timeout``.
+
+        Raises:
+            DeadlineExceededError: They take longer.
+        """
+        check_duration(timeout, "timeout", or_none=True)
+        if self._is_closed or not self._without_room:
+            return timeout
+        deadline = deadline_after(self.timeout if timeout is None else timeout)
+        if not await self._is_turn_by(deadline):
+            self._wrapped.flush(timeout=0.0)  # raises what is to be said, unless all that is written is stored
+            raise DeadlineExceededError(
+                "an earlier write of many events, perhaps a cancelled one, still runs in its thread; repeat this call",
+                stream=self.stream,
+            )
+        return remaining(deadline)
+
+    async def _is_turn_by(self, deadline: float) -> bool:
+        """Return whether all writes called before have written by the deadline."""
+        try:
+            async with timeout_at(deadline), self._room:
+                return True
+        except TimeoutError:
+            return False
 
     async def _wait_for_room(self, deadline: float) -> None:
         """Wait for room, or for the end of a wait that a cancelled call has left in its thread."""
@@ -246,7 +289,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         await self._calls.run(self._wrapped.flush, is_certain=True)
 
     async def flush(self, *, timeout: float | None = None) -> None:
-        """Return when all events written before are stored.
+        """Return when all events written before are stored, also those of a cancelled `write_batch`.
 
         Args:
             timeout: Seconds to wait. Default: the writer's.
@@ -254,18 +297,21 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         Raises:
             DeadlineExceededError: It takes longer. The writer continues, and you can flush again.
         """
-        await self._calls.run(partial(self._wrapped.flush, timeout=timeout))
+        left = await self._in_turn(timeout)
+        await self._calls.run(partial(self._wrapped.flush, timeout=left))
 
     def transaction(self) -> Opening[Transaction[T]]:
         """Begin a transaction: ``async with writer.transaction() as txn: await txn.write(...)`` stores all or none."""
         return Opening(self._transaction)
 
     async def _transaction(self) -> Transaction[T]:
-        transaction: Transaction[T] = Transaction(self._calls, self._wrapped.stream)
+        transaction: Transaction[T] = Transaction(self._calls, self._wrapped.stream, self._in_turn)
         return await transaction.begin(self._wrapped)
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Store all events and close the writer. Closing twice is no error. A cancelled call goes on in its thread.
+        """Store all events and close the writer. Closing twice is no error. A cancelled call goes on.
+
+        Waits for a cancelled `write_batch` that goes on in its thread.
 
         Args:
             timeout: Seconds to wait; then events that are not stored are given up. Default: the writer's.
@@ -274,7 +320,35 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             DeadlineExceededError: Some events were not stored in time.
             OutcomeUnknownError: Some events were sent without an answer and may be stored.
         """
-        await self._calls.end(partial(self._wrapped.close, timeout=timeout))
+        check_duration(timeout, "timeout", or_none=True)
+        if self._is_closed or not self._without_room:
+            self._is_closed = True
+            await self._calls.end(partial(self._wrapped.close, timeout=timeout))
+            return
+        deadline = deadline_after(self.timeout if timeout is None else timeout)
+        turn = await self._turn_to_close(deadline)
+        self._is_closed = True
+        await self._calls.end(partial(self._wrapped.close, timeout=remaining(deadline)))
+        if not turn.result():
+            raise DeadlineExceededError(
+                "the writer was closed before an earlier write, perhaps a cancelled one, had written all its events",
+                stream=self.stream,
+            )
+
+    async def _turn_to_close(self, deadline: float) -> asyncio.Task[bool]:
+        """Return the outcome of `_is_turn_by`. If this task is cancelled meanwhile, the writer is closed after it."""
+        while True:
+            turn = asyncio.create_task(self._is_turn_by(deadline))
+            turn.add_done_callback(retrieve)
+            try:
+                await asyncio.wait([turn])
+            except asyncio.CancelledError:
+                turn.add_done_callback(
+                    lambda _: self._calls.start(partial(self._wrapped.close, timeout=remaining(deadline)))
+                )
+                raise
+            if not turn.cancelled():  # as by a program that cancels all its tasks
+                return turn
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -289,9 +363,11 @@ class Transaction(Generic[T]):
     Leaving the block commits; an exception, or a cancellation, aborts.
     """
 
-    def __init__(self, calls: Calls, stream: str) -> None:
+    def __init__(self, calls: Calls, stream: str, in_turn: Callable[[float | None], Awaitable[float | None]]) -> None:
         self.stream = stream
         self._calls = calls
+        self._in_turn = in_turn
+        self._is_over = False
         self._thread = calls.single(f"transaction on {stream}", is_same=True)
 
     async def begin(self, writer: SyncWriter[T]) -> Self:
@@ -330,7 +406,8 @@ class Transaction(Generic[T]):
     async def commit(self, *, timeout: float | None = None) -> None:
         """Put the events into the stream, and return when they are there. Committing twice is no error.
 
-        A cancelled call goes on in its thread: the events may enter the stream.
+        They come after those of a cancelled `EventWriter.write_batch`. A cancelled call of this method goes on in its
+        thread: the events may enter the stream.
 
         Args:
             timeout: Seconds to wait. Default: the writer's.
@@ -338,11 +415,14 @@ class Transaction(Generic[T]):
         Raises:
             ReaderGroupError: As `Transaction.commit`.
         """
-        await self._thread.call(partial(self._transaction.commit, timeout=timeout), is_certain=True)
+        left = timeout if self._is_over else await self._in_turn(timeout)
+        await self._thread.call(partial(self._transaction.commit, timeout=left), is_certain=True)
+        self._is_over = True
 
     async def abort(self) -> None:
         """Give up the events. Aborting twice is no error. A committed transaction raises `InvalidArgumentError`."""
         await self._thread.call(self._transaction.abort, is_certain=True)
+        self._is_over = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -351,12 +431,23 @@ class Transaction(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            await self._thread.call(partial(self._transaction.__exit__, kind, error, traceback), is_certain=True)
+            try:
+                if error is None and not self._is_over:
+                    await self._in_turn(None)
+            except BaseException as late:  # also a cancellation: nothing was committed
+                await self._exit(type(late), late, late.__traceback__)
+                raise
+            await self._exit(kind, error, traceback)
         except ClosedError:  # the client was closed, which aborts
             if error is None:
                 raise
         finally:
             self._thread.close()
+
+    async def _exit(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._thread.call(partial(self._transaction.__exit__, kind, error, traceback), is_certain=True)
 
     def __repr__(self) -> str:
         return f"aio.Transaction({self.stream!r})"

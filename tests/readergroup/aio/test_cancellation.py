@@ -9,10 +9,11 @@ import asyncio
 import gc
 import itertools
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final
 
+import pyarrow
 import pytest
 
 import readergroup as rg
@@ -407,6 +408,195 @@ def test_what_is_written_after_a_cancelled_batch_comes_after_it() -> None:
                 await asyncio.sleep(0.01)
             await after
         assert stored(world).index(b"after") == 64
+
+    in_world(test)
+
+
+class Held:
+    """Two events, for `write_batch` and for `write_arrow`, that do not come before `release`."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self._may_come = threading.Event()
+        self.is_awaited = False
+
+    def release(self) -> None:
+        self._may_come.set()
+
+    def wait(self) -> None:
+        self.is_awaited = True
+        self._may_come.wait()
+        if self._error is not None:
+            raise self._error
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.wait()
+        return iter([b"1", b"2"])
+
+    def __arrow_c_stream__(self, schema: object = None) -> object:
+        self.wait()
+        return pyarrow.table({"event": [b"1", b"2"], "key": ["key", "key"]}).__arrow_c_stream__(schema)
+
+
+Writing = Callable[[aio.EventWriter[bytes], Held], Coroutine[Any, Any, None]]
+
+
+def write_held_batch(writer: aio.EventWriter[bytes], held: Held) -> Coroutine[Any, Any, None]:
+    return writer.write_batch(held, ["key", "key"])
+
+
+def write_held_table(writer: aio.EventWriter[bytes], held: Held) -> Coroutine[Any, Any, None]:
+    return writer.write_arrow(held, data="event", routing_key="key")
+
+
+both_ways = pytest.mark.parametrize("write", [write_held_batch, write_held_table])
+
+
+@asynccontextmanager
+async def cancelled_write(
+    world: World, write: Writing = write_held_batch, **options: Any
+) -> AsyncIterator[tuple[aio.EventWriter[bytes], Held]]:
+    """Cancel a write that goes on in its thread until it is released."""
+    held = Held(options.pop("error", None))
+    await fill(world.client, 0)
+    writer = await world.client.writer(STREAM, **options)
+    try:
+        writing = asyncio.create_task(write(writer, held))
+        await until(lambda: held.is_awaited)
+        writing.cancel()
+        await asyncio.wait([writing])
+        yield writer, held
+    finally:
+        held.release()
+
+
+async def overtakes(writer: aio.EventWriter[bytes], call: asyncio.Task[Any]) -> bool:
+    """Return whether the call ends although a write before it is held in its thread."""
+    await until(lambda: call.done() or writer._room._waiters)  # type: ignore[attr-defined]
+    return call.done()
+
+
+async def write_in_transaction(writer: aio.EventWriter[bytes]) -> None:
+    async with writer.transaction() as transaction:
+        await transaction.write(b"3", "key")
+
+
+@both_ways
+def test_a_flush_waits_for_a_cancelled_batch(write: Writing) -> None:
+    async def test(world: World) -> None:
+        async with cancelled_write(world, write) as (writer, held):
+            with pytest.raises(rg.DeadlineExceededError, match="earlier write"):
+                await writer.flush(timeout=0.01)
+            cancelled = asyncio.create_task(writer.flush())
+            assert not await overtakes(writer, cancelled)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            flushing = asyncio.create_task(writer.flush())
+            assert not await overtakes(writer, flushing)
+            held.release()
+            await flushing
+            assert stored(world) == [b"1", b"2"]
+            await writer.flush(timeout=0.0)
+
+    in_world(test)
+
+
+@both_ways
+def test_the_events_of_a_transaction_come_after_those_of_a_cancelled_batch(write: Writing) -> None:
+    async def test(world: World) -> None:
+        async with cancelled_write(world, write) as (writer, held):
+            async with writer.transaction() as transaction:
+                with pytest.raises(rg.DeadlineExceededError, match="earlier write"):
+                    await transaction.commit(timeout=0.01)
+                await transaction.abort()
+            committing = asyncio.create_task(write_in_transaction(writer))
+            assert not await overtakes(writer, committing)
+            held.release()
+            await committing
+        assert stored(world) == [b"1", b"2", b"3"]
+
+    in_world(test)
+
+
+def test_the_events_of_a_transaction_come_after_those_of_a_cancelled_batch_that_has_no_thread_yet() -> None:
+    async def test(world: World) -> None:
+        await fill(world.client, 0)
+        are_free = threading.Event()
+        async with world.client.writer(STREAM) as writer:
+            busy = [world.client._calls.begin(are_free.wait) for _ in range(CALL_THREADS)]
+            try:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        await writer.write_batch([b"1", b"2"], ["key", "key"])
+                committing = asyncio.create_task(write_in_transaction(writer))
+                assert not await overtakes(writer, committing)
+            finally:
+                are_free.set()
+            await asyncio.gather(committing, *busy)
+        assert stored(world) == [b"1", b"2", b"3"]
+
+    in_world(test)
+
+
+def test_a_transaction_that_is_cancelled_behind_a_cancelled_batch_stores_nothing() -> None:
+    async def test(world: World) -> None:
+        async with cancelled_write(world) as (writer, held):
+            committing = asyncio.create_task(write_in_transaction(writer))
+            assert not await overtakes(writer, committing)
+            committing.cancel()
+            await asyncio.wait([committing])
+            assert committing.cancelled()
+            held.release()
+            await writer.close()
+        assert stored(world) == [b"1", b"2"]
+        assert not [name for name in world.store.list("") if name.startswith("staging")]
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@both_ways
+def test_closing_a_writer_stores_a_cancelled_batch(write: Writing, is_cancelled: bool) -> None:
+    async def test(world: World) -> None:
+        async with cancelled_write(world, write) as (writer, held):
+            closing = asyncio.create_task(writer.close())
+            assert not await overtakes(writer, closing)
+            if is_cancelled:  # it goes on
+                closing.cancel()
+            held.release()
+            await asyncio.wait([closing])
+            assert closing.cancelled() == is_cancelled
+            await until(lambda: writer._wrapped not in writer._wrapped._manager.open_writers)
+            with pytest.raises(rg.ClosedError):
+                await writer.write(b"late")
+        assert stored(world) == [b"1", b"2"]
+
+    in_world(test)
+
+
+def test_closing_a_writer_waits_no_longer_than_its_timeout_for_a_cancelled_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(world: World) -> None:
+        async with cancelled_write(world, timeout=0.05) as (writer, held):
+            with pytest.raises(rg.DeadlineExceededError, match="before an earlier write"):
+                await writer.close()
+            await writer.close(timeout=0.0)
+            held.release()
+            await until(lambda: "a cancelled call" in caplog.text and "the writer is closed" in caplog.text)
+        assert not world.other.batch.segment_ranges(STREAM)
+
+    in_world(test)
+
+
+def test_the_error_of_a_cancelled_batch_is_logged_and_the_next_call_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(world: World) -> None:
+        async with cancelled_write(world, error=ValueError("no such event")) as (writer, held):
+            held.release()
+            await writer.write(b"3", "key", wait=True)
+            await writer.close()
+        assert stored(world) == [b"3"]
+        assert "no such event" in caplog.text
 
     in_world(test)
 
