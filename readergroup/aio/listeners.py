@@ -27,11 +27,11 @@ class LoopListener:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self._listener, follow_wrapped=False)
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: Any) -> object:
         async def listen() -> None:
             await self._listener(*arguments)
 
-        run_on(self._loop, listen())
+        return run_on(self._loop, listen())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoopListener) and self._listener == other._listener
@@ -41,6 +41,24 @@ class LoopListener:
 
     def __repr__(self) -> str:
         return repr(self._listener)
+
+
+class ThreadListener(LoopListener):
+    """Calls a plain function in the calling thread. A coroutine that it returns runs as a `LoopListener`."""
+
+    def __call__(self, *arguments: Any) -> object:
+        returned = self._listener(*arguments)
+        if not inspect.isawaitable(returned):
+            return returned
+
+        async def listen() -> None:
+            await returned
+
+        try:
+            return run_on(self._loop, listen())
+        finally:
+            if inspect.iscoroutine(returned) and inspect.getcoroutinestate(returned) == inspect.CORO_CREATED:
+                returned.close()  # the loop has ended; else Python warns that it was never awaited
 
 
 class LoopHandler(LoopListener):
@@ -67,3 +85,9 @@ def on_loop(listener: F, face: type[LoopListener] = LoopListener) -> F:
     """Return a plain function that calls ``listener``: an ``async def`` on the running loop, others in its thread."""
     check_callable(listener, "a listener", may_await=True)
     return cast(F, face(cast(Any, listener))) if is_async(listener) else listener
+
+
+def awaited_on_loop(listener: F) -> F:
+    """As `on_loop`, for a plain function that may return a coroutine, such as a lambda: that runs on the loop."""
+    told = on_loop(listener)
+    return told if told is not listener else cast(F, ThreadListener(cast(Any, listener)))

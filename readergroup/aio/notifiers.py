@@ -15,7 +15,7 @@ from synchronizer.arguments import check_duration
 
 from .calls import Calls, deadline_after, remaining, wait_until_set
 from .facade import Facade, Plain, awaited
-from .listeners import on_loop
+from .listeners import awaited_on_loop
 
 N = TypeVar("N", bound=Notification)
 
@@ -80,13 +80,14 @@ class Notifier(Facade[PollingNotifier[Any, N]], Generic[N]):
     ) -> Callable[[], Awaitable[None]]:
         """Tell ``listener`` the present value and every change from now on; return a function that unregisters it.
 
-        An ``async def`` runs on this event loop, any other function in a thread of the SDK, one call at a time.
+        An ``async def`` runs on this event loop, any other function in a thread of the SDK, one call at a time. If
+        such a function returns a coroutine, as a lambda may, that runs on this event loop.
 
         Args:
             listener: Takes a notification.
             durable: As of `PollingNotifier.register_listener`.
         """
-        told = on_loop(listener)
+        told = awaited_on_loop(listener)
         wrapped = self._wrapped
         unregister = await self._calls.run(
             partial(wrapped.register_listener, told, durable=durable), undo=lambda unregister: unregister()
@@ -95,7 +96,7 @@ class Notifier(Facade[PollingNotifier[Any, N]], Generic[N]):
 
     async def unregister_listener(self, listener: Callable[[N], object]) -> None:
         """Unregister ``listener``. No error if it is not registered."""
-        await self._calls.end(partial(self._wrapped.unregister_listener, on_loop(listener)))
+        await self._calls.end(partial(self._wrapped.unregister_listener, awaited_on_loop(listener)))
 
     async def unregister_all_listeners(self) -> None:
         """Unregister all listeners. Iterations end, and a `wait` in another task raises `ClosedError`."""

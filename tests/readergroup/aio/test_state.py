@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 import readergroup as rg
 from readergroup import aio
+from readergroup.aio.listeners import awaited_on_loop
 from synchronizer.testing import FailingStore
 from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
 
@@ -185,6 +187,61 @@ def test_notifications_are_iterated_awaited_and_heard(store_url: str) -> None:
                 await notifier.register_listener(5)  # type: ignore[arg-type]
 
     run(test())
+
+
+def test_a_coroutine_that_a_plain_listener_returns_runs_on_the_loop_of_its_registration() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await fill(client, 0, segments=2)
+            group = await client.groups.create("billing", streams=[STREAM])
+            notifier = group.segment_notifier
+            heard: list[tuple[int, threading.Thread]] = []
+
+            async def hear(notification: rg.SegmentNotification) -> None:
+                heard.append((notification.number_of_segments, threading.current_thread()))
+
+            def listener(notification: rg.SegmentNotification) -> object:
+                return hear(notification)
+
+            unregister = await notifier.register_listener(listener)
+            await notifier.register_listener(listener)  # changes nothing
+            await until(lambda: heard)
+            assert heard == [(2, threading.main_thread())]
+            await notifier.unregister_listener(listener)
+            assert not notifier._wrapped._subscriptions
+            await unregister()
+            assert notifier.listener_failures == 0
+
+    run(test())
+
+
+def test_a_plain_listener_runs_in_a_thread_and_must_not_return_a_generator() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await fill(client, 0, segments=2)
+            group = await client.groups.create("billing", streams=[STREAM])
+            notifier = group.segment_notifier
+            heard: list[threading.Thread] = []
+            await notifier.register_listener(lambda _: heard.append(threading.current_thread()))
+            await until(lambda: heard)
+            assert heard[0] is not threading.main_thread()
+            await notifier.register_listener(lambda _: (each for each in heard))
+            await until(lambda: notifier.listener_failures == 1)
+
+    run(test())
+
+
+def test_a_coroutine_that_a_listener_returns_after_the_end_of_its_loop_is_closed() -> None:
+    async def hear(number: int) -> None:
+        raise AssertionError("the loop never runs it")
+
+    async def registered() -> Callable[[int], object]:
+        return awaited_on_loop(lambda number: hear(number))
+
+    listener = run(registered())
+    with pytest.raises(rg.ClosedError):
+        listener(1)
+    gc.collect()  # Python warns of a coroutine that was never awaited then
 
 
 def test_groups_and_bulk_reads_have_their_names_and_are_awaited() -> None:
