@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from apscheduler.executors.base import BaseExecutor
@@ -38,17 +38,25 @@ class _ThreadPerRun(BaseExecutor):  # type: ignore[misc]  # APScheduler 3 has no
         threading.Thread(target=run, name=job.name, daemon=True).start()
 
 
+class _Interval(IntervalTrigger):  # type: ignore[misc]
+    """Counts no runs that were missed: after a clock was set forward by years, that would take hours."""
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
+        first: datetime = self.start_date
+        return first if previous is None else now + self.interval
+
+
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
-    """Runs jobs at intervals, also when the clock of the system is set."""
+    """Goes on when the clock of the system is set back."""
 
     def _process_jobs(self) -> float | None:
-        now = datetime.fromtimestamp(_clock.time(), self.timezone)
+        now, longest = datetime.fromtimestamp(_clock.time(), self.timezone), timedelta()
         for job in self.get_jobs():
-            # By another time than that of now: it would wait until then, or count all the runs since.
-            if abs(job.next_run_time - now) > job.trigger.interval:
+            longest = max(longest, job.trigger.interval)
+            if job.next_run_time - now > job.trigger.interval:
                 job.modify(next_run_time=now)
         seconds: float | None = super()._process_jobs()
-        return seconds
+        return None if seconds is None else min(seconds, longest.total_seconds())  # it may be set at any time
 
 
 class SharedScheduler:
@@ -95,7 +103,7 @@ def add_job(scheduler: BaseScheduler, run: Callable[[], None], *, interval_secon
     return scheduler.add_job(
         run,
         # The time of the next run must be a date, of the year 9999 at most.
-        IntervalTrigger(seconds=min(interval_seconds, threading.TIMEOUT_MAX), timezone=scheduler.timezone),
+        _Interval(seconds=min(interval_seconds, threading.TIMEOUT_MAX), timezone=scheduler.timezone),
         name=name,
         coalesce=True,
         max_instances=1,
