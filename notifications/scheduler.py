@@ -6,10 +6,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from apscheduler.executors.base import BaseExecutor
+from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 from apscheduler.triggers.interval import IntervalTrigger
@@ -43,18 +45,22 @@ class _Interval(IntervalTrigger):  # type: ignore[misc]
 
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
         first: datetime = self.start_date
-        return first if previous is None else now + self.interval
+        if previous is None:
+            return first
+        return datetime.fromtimestamp(now.timestamp() + self.interval_length, self.timezone)
 
 
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]
     """Goes on when the clock of the system is set back."""
 
     def _process_jobs(self) -> float | None:
-        now, longest = datetime.fromtimestamp(_clock.time(), self.timezone), timedelta()
-        for job in self.get_jobs():
+        jobs, longest = self.get_jobs(), timedelta()
+        now = datetime.fromtimestamp(_clock.time(), self.timezone)
+        for job in jobs:
             longest = max(longest, job.trigger.interval)
             if job.next_run_time - now > job.trigger.interval:
-                job.modify(next_run_time=now)
+                with suppress(JobLookupError):  # it was removed meanwhile
+                    job.modify(next_run_time=now)
         seconds: float | None = super()._process_jobs()
         return None if seconds is None else min(seconds, longest.total_seconds())  # it may be set at any time
 

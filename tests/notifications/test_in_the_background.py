@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo
 
 import apscheduler.schedulers.base
 import pytest
@@ -658,3 +659,41 @@ def test_polls_go_on_when_the_clock_of_the_system_is_set(monkeypatch: pytest.Mon
                 assert polls.acquire(timeout=PATIENCE_SECONDS), back
     finally:
         remove()
+
+
+def test_a_job_that_is_removed_while_the_clock_is_set_back_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    polls = threading.Semaphore(0)
+    remove = SHARED.add(polls.release, interval_seconds=0.02, name="polls")
+    remove_other = SHARED.add(lambda: None, interval_seconds=600.0, name="other")
+    jobs_of, removed = BackgroundScheduler.get_jobs, threading.Event()
+
+    def jobs_until_one_goes(scheduler: BackgroundScheduler) -> list[object]:
+        jobs: list[object] = jobs_of(scheduler)
+        if not removed.is_set():
+            remove_other()
+            removed.set()
+        return jobs
+
+    class Earlier(SystemClock):
+        def time(self) -> float:
+            return super().time() - 3600.0
+
+    monkeypatch.setattr(scheduler, "_clock", Earlier())
+    monkeypatch.setattr(BackgroundScheduler, "get_jobs", jobs_until_one_goes)
+    try:
+        assert removed.wait(PATIENCE_SECONDS)
+        for _ in range(4):
+            assert polls.acquire(timeout=PATIENCE_SECONDS)
+    finally:
+        remove()
+
+
+def test_the_end_of_summer_time_holds_up_no_poll() -> None:
+    """A scheduler of an application counts in its local time."""
+    berlin = ZoneInfo("Europe/Berlin")
+    trigger = scheduler.add_job(
+        BackgroundScheduler(timezone=berlin), lambda: None, interval_seconds=2.0, name="polls"
+    ).trigger
+    before = datetime.fromtimestamp(datetime(2026, 10, 25, 0, 59, 59, tzinfo=UTC).timestamp(), berlin)
+    following = trigger.get_next_fire_time(before, before)
+    assert following.timestamp() == before.timestamp() + 2.0
