@@ -233,7 +233,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             DeadlineExceededError: They take longer.
         """
         check_duration(timeout, "timeout", or_none=True)
-        if self._is_closed or not self._without_room:
+        if self._is_over or not self._without_room:
             return timeout
         deadline = deadline_after(self.timeout if timeout is None else timeout)
         if not await self._is_turn_by(deadline):
@@ -243,6 +243,11 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
                 stream=self.stream,
             )
         return remaining(deadline)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether it stores nothing more, so that there is nothing to wait for."""
+        return self._is_closed or self._calls.closed or self._wrapped.failure is not None
 
     async def _is_turn_by(self, deadline: float) -> bool:
         """Return whether all writes called before have written by the deadline."""
@@ -321,7 +326,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             OutcomeUnknownError: Some events were sent without an answer and may be stored.
         """
         check_duration(timeout, "timeout", or_none=True)
-        if self._is_closed or not self._without_room:
+        if self._is_over or not self._without_room:
             self._is_closed = True
             await self._calls.end(partial(self._wrapped.close, timeout=timeout))
             return
@@ -416,8 +421,8 @@ class Transaction(Generic[T]):
             ReaderGroupError: As `Transaction.commit`.
         """
         left = timeout if self._is_over else await self._in_turn(timeout)
+        self._is_over = True  # from here on, also if this call is cancelled
         await self._thread.call(partial(self._transaction.commit, timeout=left), is_certain=True)
-        self._is_over = True
 
     async def abort(self) -> None:
         """Give up the events. Aborting twice is no error. A committed transaction raises `InvalidArgumentError`."""

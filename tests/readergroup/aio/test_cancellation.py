@@ -589,6 +589,47 @@ def test_closing_a_writer_waits_no_longer_than_its_timeout_for_a_cancelled_batch
     in_world(test)
 
 
+def test_a_writer_that_stores_nothing_more_does_not_wait_for_a_cancelled_batch() -> None:
+    async def test(world: World) -> None:
+        async with cancelled_write(world, timeout=1000.0) as (writer, _):
+            await asyncio.to_thread(world.other.streams.seal, STREAM)
+            await asyncio.to_thread(writer._wrapped.write, b"late")
+            await until(lambda: writer._wrapped.failure is not None)
+            async with asyncio.timeout(30.0):
+                with pytest.raises(rg.SealedError):
+                    await writer.flush()
+                await writer.close()
+
+    in_world(test)
+
+
+def test_committing_again_does_not_wait_for_a_cancelled_batch() -> None:
+    """The first commit may have stored the events already."""
+
+    async def test(world: World) -> None:
+        held = Held()
+        await fill(world.client, 0)
+        async with world.client.writer(STREAM) as writer:
+            async with writer.transaction() as transaction:
+                await transaction.write(b"3", "key")
+                with world.store.hangs():
+                    committing = asyncio.create_task(transaction.commit())
+                    await until(lambda: world.store.hanging)
+                    committing.cancel()
+                    await asyncio.wait([committing])
+                writing = asyncio.create_task(write_held_batch(writer, held))
+                await until(lambda: held.is_awaited)
+                writing.cancel()
+                await asyncio.wait([writing])
+                try:
+                    await transaction.commit(timeout=10.0)
+                finally:
+                    held.release()
+        assert stored(world) == [b"3", b"1", b"2"]
+
+    in_world(test)
+
+
 def test_the_error_of_a_cancelled_batch_is_logged_and_the_next_call_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def test(world: World) -> None:
         async with cancelled_write(world, error=ValueError("no such event")) as (writer, held):
