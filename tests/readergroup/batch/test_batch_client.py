@@ -144,7 +144,8 @@ def test_next_cuts_lead_to_an_end_inside_a_block_and_no_further(client: rg.Clien
             if each.segment in step.offsets:
                 events = client.batch.read(each)
                 next(events)
-                offsets[int(each.segment.rsplit("/")[-1])] = next(events).offset
+                if (second := next(events, None)) is not None:  # there may be one event only
+                    offsets[int(each.segment.rsplit("/")[-1])] = second.offset
         end = state.cut(offsets)
         for about_bytes in (1, 150_000, 10_000_000):
             assert cuts(client, about_bytes, end)[-1] == end
