@@ -116,9 +116,9 @@ class Keeper:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the store was unavailable at the last attempt at some part, and for so long that asking is in vain.
+        """Whether the store has been away for so long that another call is not worth its wait.
 
-        One connection may have ended. The next attempt has another one.
+        After one failed attempt only a connection may have ended, and the next attempt has another one.
         """
         is_away = any(is_unavailable for _, is_unavailable in list(self._troubles.values()))
         return is_away and self._clock.monotonic() >= self._failing_since + CUT_OFF_SECONDS

@@ -294,7 +294,7 @@ class Lock:
 
 
 def not_obtained(lock: Lock) -> DeadlineExceededError:
-    """Return the error for a caller that has waited in vain, for others or for the store."""
+    """Return the error for a caller that did not get the lock in time."""
     holders = [each.member for each in lock.synchronizer.state.members[: lock.permits]]
     if not holders:
         return DeadlineExceededError(

@@ -124,7 +124,7 @@ def real_path(path: str) -> str:
 
 def check_path(path: str, *, must_exist: bool) -> None:
     """Refuse a path that cannot be a store, without opening it."""
-    has_log = size_of(f"{path}-wal") > 0  # asked first: whoever makes a file writes to it before there is a log
+    has_log = size_of(f"{path}-wal") > 0  # before the file: a new one has content before it has a log
     directory = os.path.dirname(path)
     if not must_exist and not os.path.isdir(directory):
         raise NotFoundError("the directory of the SQLite file does not exist; create it", directory=directory)

@@ -50,6 +50,17 @@ def dead_holder(store: SegmentStore, timeout_seconds: float) -> None:
     assert lock.acquire(timeout=LONG).fencing_token
 
 
+def held_in_an_outage(store: SegmentStore) -> tuple[ManualClock, FailingStore, Lock, HeldLock]:
+    """A lock whose last renewal failed, because the store is away."""
+    clock, failing = ManualClock(), FailingStore(store)
+    lock = Lock(failing, "door", member_timeout_seconds=10.0, clock=clock, threads=False)
+    held = lock.acquire(timeout=LONG)
+    failing.unavailable = True
+    clock.advance(5)
+    held._participant.step()
+    return clock, failing, lock, held
+
+
 class Waiting(CallInThread[HeldLock]):
     """A thread that waits for the lock."""
 
@@ -247,13 +258,7 @@ def test_closing_releases_the_lock_and_ends_the_waiting(store: SegmentStore) -> 
 
 
 def test_a_store_that_does_not_answer_the_renewals_is_not_asked_by_those_who_go(store: SegmentStore) -> None:
-    clock = ManualClock()
-    failing = FailingStore(store)
-    lock = Lock(failing, "door", member_timeout_seconds=10.0, clock=clock, threads=False)
-    held = lock.acquire(timeout=LONG)
-    failing.unavailable = True
-    clock.advance(5)
-    held._participant.step()
+    clock, failing, lock, held = held_in_an_outage(store)
     clock.advance(1)
     asked = len(failing.operations)
     held.release()
@@ -268,13 +273,7 @@ def test_a_store_that_does_not_answer_the_renewals_is_not_asked_by_those_who_go(
 
 def test_who_goes_asks_the_store_although_one_renewal_has_just_failed(store: SegmentStore) -> None:
     """As when a connection has ended: the next call has another one."""
-    clock = ManualClock()
-    failing = FailingStore(store)
-    lock = Lock(failing, "door", member_timeout_seconds=10.0, clock=clock, threads=False)
-    held = lock.acquire(timeout=LONG)
-    failing.unavailable = True
-    clock.advance(5)
-    held._participant.step()
+    clock, failing, lock, held = held_in_an_outage(store)
     failing.unavailable = False
     clock.advance(0.5)
     held.release()
