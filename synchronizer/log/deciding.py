@@ -110,10 +110,13 @@ class Decider(Generic[S]):
             has_lock = self._lock.acquire(timeout=deadline.remaining(1.0))
             self._follower.check_usable()
             if not has_lock and deadline.passed:
-                raise DeadlineExceededError(
-                    "the generator of another call did not return in time; nothing was written, try again",
-                    segment=self._segment,
+                is_running = self._follower.barred_thread is not None
+                reason = (
+                    "the generator of another call did not return in time"
+                    if is_running
+                    else "another call got no answer from the store in time"
                 )
+                raise DeadlineExceededError(f"{reason}; nothing was written, try again", segment=self._segment)
 
     def _try(self, decide: Decide[S, R], call: Call[EntryBatch[S]], deadline: Deadline) -> Attempt[S, R] | None:
         """Run ``decide`` once; return None if the state changed meanwhile, or there was no room for its entry."""

@@ -65,6 +65,7 @@ class LogWriter(Generic[S]):
     def _decide_until_final(self, decide: Decide[S, R], call: Call[EntryBatch[S]], deadline: Deadline) -> Written[S, R]:
         fetched = False  # since the call began
         while True:
+            before = self._follower.replica
             attempt = self._decider.decide(decide, call, deadline)
             if not attempt.has_entry and not fetched:
                 self._follower.fetch(deadline)
@@ -80,9 +81,14 @@ class LogWriter(Generic[S]):
                 assert attempt.batch is not None and attempt.batch.error is not None
                 raise attempt.batch.error
             if deadline.passed:
+                was_answered = self._follower.replica is not before
+                reason = (
+                    "other calls changed the state before every attempt"
+                    if was_answered
+                    else "the store did not answer in time"
+                )
                 raise DeadlineExceededError(
-                    "another process changed the state before every attempt; nothing was written, try again",
-                    segment=self._follower.log.segment,
+                    f"{reason}; nothing was written, try again", segment=self._follower.log.segment
                 )
 
     def _outcome(self, attempt: Attempt[S, R], call: Call[EntryBatch[S]], deadline: Deadline) -> Status:

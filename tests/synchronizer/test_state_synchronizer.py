@@ -33,6 +33,7 @@ from synchronizer import (
     Update,
     open_store,
 )
+from synchronizer.log.contention import MAX_CONTENTION
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES, MAX_CREATED_BYTES
 from synchronizer.testing import FailingStore, Operation
 from tests.synchronizer.accounts import (
@@ -473,6 +474,41 @@ class TestDeadlines:
             replica.update_state_unconditionally(Add(), timeout=10)
         assert attempts == 10
         assert other.fetch_updates().value == 100
+
+    def test_calls_that_wait_for_one_that_the_store_does_not_answer_blame_the_store(self, store: FailingStore) -> None:
+        clock = ManualClock()
+        replica = opened(store, clock=clock)
+        barrier = Barrier(store, "append")
+        hold = store.before
+        assert hold is not None
+
+        def hold_and_fail(operation: Operation) -> None:
+            hold(operation)
+            raise StoreUnavailableError("down")
+
+        store.before = hold_and_fail
+        with threads(2) as pool:
+            calls = [pool.submit(replica.update_state_unconditionally, Add(), timeout=1)]
+            barrier.await_reached()
+            calls.append(pool.submit(replica.update_state_unconditionally, Add(), timeout=1))
+            joined(replica, 1)
+            clock.advance(1)
+            barrier.release()
+            for call in calls:
+                with pytest.raises(DeadlineExceededError, match="the store did not"):
+                    answer(call)
+
+    def test_a_call_behind_one_that_reads_blames_the_store_too(self, store: FailingStore) -> None:
+        replica = opened(store)
+        replica._writer._queue._contention = MAX_CONTENTION  # so that it reads when it has the fair lock
+        barrier = Barrier(store, "read")
+        with threads(1) as pool:
+            call = pool.submit(replica.update_state_unconditionally, Add())
+            barrier.await_reached()
+            with pytest.raises(DeadlineExceededError, match="no answer from the store"):
+                replica.update_state_unconditionally(Add(), timeout=0.01)
+            barrier.release()
+            answer(call)
 
     def test_a_state_that_never_comes_is_waited_for_until_the_deadline(self, store_url: str) -> None:
         clock = ManualClock()
