@@ -395,12 +395,13 @@ class Connections:
             survive(error, f"the connections to {self.address.url}")
 
     def _wait_for_place(self, loan: Loan) -> None:
-        deadline = Deadline(_CLOCK, self.address.statement_timeout + _GRACE_SECONDS)
+        deadline = Deadline(_CLOCK, call_limit.seconds(self.address.statement_timeout + _GRACE_SECONDS))
         loan.has_place = Flag()
         while not self._has_place(loan):
             if deadline.passed:
                 raise StoreUnavailableError(
-                    "all connections of this store are in use; raise 'pool_size' in the address",
+                    "all connections of this store are in use; raise 'pool_size' in the address, unless the server "
+                    "does not answer",
                     url=self.address.url,
                     pool_size=self.address.pool_size,
                 )

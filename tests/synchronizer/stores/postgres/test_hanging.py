@@ -24,7 +24,7 @@ from synchronizer import (
 from synchronizer.backoff import Backoff
 from synchronizer.stores.postgres import listener
 from tests.servers.postgres import PostgresServer
-from tests.synchronizer.accounts import UPDATES, Account, Add
+from tests.synchronizer.accounts import UPDATES, Account, Add, answer, threads
 from tests.waiting import until
 
 #: A call of the store is given up after 20 s by itself.
@@ -70,6 +70,22 @@ def test_a_call_of_a_server_that_hangs_is_given_up_at_the_deadline(
             server.resume()
         value = replica.fetch_updates().value
         assert replica.update_state_unconditionally(Add()).value == value + 1
+
+
+def test_a_call_that_waits_for_a_connection_is_given_up_at_the_deadline_too(server: PostgresServer) -> None:
+    with open_store(f"{server.url}?schema=busy&pool_size=1&{OPTIONS}") as store, threads(1) as pool:
+        store.create("s")
+        server.pause()
+        try:
+            call = pool.submit(store.info, "s")
+            until(lambda: store._connections._loans)  # type: ignore[attr-defined]
+            begun = time.monotonic()
+            with pytest.raises(StoreUnavailableError, match="all connections of this store are in use"):
+                Backoff(SystemClock(), Deadline(SystemClock(), 1.0)).retry(partial(store.info, "s"))
+            assert time.monotonic() - begun < SOON_SECONDS
+        finally:
+            server.resume()
+        assert answer(call).length == 0
 
 
 def test_closing_a_store_does_not_wait_for_a_listener_whose_server_hangs(
