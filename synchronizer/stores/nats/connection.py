@@ -9,6 +9,7 @@ import json
 import os
 import re
 import ssl
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -287,6 +288,10 @@ class NatsConnection:
     def _check_open(self) -> None:
         if self._is_closed or os.getpid() != self._process_id:
             raise self._closed()
+        if sys.is_finalizing():  # the hidden thread runs no more: without this, the call would wait for it in vain
+            raise ClosedError(
+                "the program is ending, and the connection with it; close the client before", url=self._address.url
+            )
 
     def _closed(self) -> ClosedError:
         return ClosedError("the store is closed; open another", url=self._address.url)

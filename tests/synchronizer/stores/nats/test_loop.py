@@ -350,6 +350,23 @@ def test_listeners_that_came_while_the_connection_was_gone_hear(nats_url: str) -
         until(heard.is_set)
 
 
+def test_a_lock_that_a_program_holds_at_its_end_does_not_hold_up_the_end(nats_url: str) -> None:
+    output = subprocess.run([sys.executable, "-c", _ENDING, nats_url], capture_output=True, text=True, timeout=300)
+    assert output.returncode == 1
+    assert "of the program" in output.stderr
+    assert "could not leave lock/till; its lease will expire: the program is ending" in output.stderr
+
+
+_ENDING = """
+import sys
+from contextlib import ExitStack
+import readergroup as rg
+client, stack = rg.connect(sys.argv[1]), ExitStack()
+stack.enter_context(client.lock("till"))
+raise ValueError("of the program")
+"""
+
+
 def test_the_process_that_was_forked_leaves_the_connection_alone() -> None:
     """Neither its end nor its garbage collection closes or writes to what it shares with its parent."""
     with NatsServer() as server:
