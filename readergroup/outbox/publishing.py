@@ -166,6 +166,7 @@ class Publisher:
         state = self._state
         assert state is not None
         if state.sealing:
+            self.end()  # the stream may be deleted and created again
             raise SealedError("the stream is sealed and takes no more events", stream=self.stream)
         batches = self._batches(state, rows)
         stored: list[int] = []

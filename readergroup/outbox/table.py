@@ -219,7 +219,15 @@ class OutboxTable:
         """Return the first committed rows of the stream but those named. The last may exceed ``bytes_at_most``."""
         limits = {"at_most": at_most, "bytes_at_most": bytes_at_most}
         query = _ROWS[session.dialect].replace("{age}", _age(session.dialect, "written_at"))
-        return [_row(*each) for each in self._of_named(session, query, stream, without, limits)]
+        try:
+            found = self._of_named(session, query, stream, without, limits)
+        except Exception as error:
+            if "decode to UTF-8" in str(error):  # SQLite stores such text, and Python does not read it
+                raise CorruptDataError(
+                    "the routing key of an outbox row is not in UTF-8; correct or delete the row", table=self.name
+                ) from error
+            raise
+        return [_row(*each) for each in found]
 
     def named_rows(self, session: Session, stream: str, ids: Iterable[int]) -> Sequence[Row]:
         """Return those of these rows that exist."""

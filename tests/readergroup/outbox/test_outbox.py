@@ -493,7 +493,30 @@ def test_events_for_a_sealed_stream_wait_and_keep_no_others_back(
         lag = outbox.lag()
         assert (lag.events, lag.streams["shop/sealed"].events) == (3, 3)
         assert "sealed" in str(lag.streams["shop/sealed"].stuck)
-    assert data(client, "shop/sealed") == [b"1"]
+        assert data(client, "shop/sealed") == [b"1"]
+        client.streams.delete("shop/sealed")
+        client.streams.create("shop/sealed")
+        until_empty(outbox)
+    assert data(client, "shop/sealed") == [b"2", b"3", b"4"]
+
+
+def test_a_row_of_another_program_that_is_not_in_utf_8_keeps_only_its_stream_back(
+    client: rg.Client, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "app.db")
+    outbox = rg.Outbox(client, lambda: sqlite3.connect(place))
+    outbox.create_table()
+    for stream in ("shop/a", "shop/z"):
+        client.streams.create(stream)
+    with closing(sqlite3.connect(place)) as connection, connection:
+        connection.execute(
+            "INSERT INTO readergroup_outbox (stream, routing_key, data) VALUES ('shop/a', CAST(x'fffe' AS TEXT), x'00')"
+        )
+        outbox.write(connection, "shop/z", b"1")
+    with outbox.relay():
+        until(lambda: data(client, "shop/z") == [b"1"], "the event for the other stream")
+        until(lambda: outbox.lag().streams["shop/a"].stuck, "a reason")
+        assert "not in UTF-8" in str(outbox.lag().streams["shop/a"].stuck)
 
 
 @each_kind
