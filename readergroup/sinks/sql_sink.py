@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from synchronizer import InvalidArgumentError, ReaderGroupError
-from synchronizer.arguments import check_duration, check_type
+from synchronizer.arguments import check_duration, check_type, type_name
 from synchronizer.callables import is_async
 
 from ..errors import EventStoredError
@@ -137,6 +137,7 @@ class SqlSink:
                 `reset_async`; or the call is made inside a transaction of the group.
         """
         self.check_blocks()
+        _check_group(group)
         if is_async(group.reset):
             raise InvalidArgumentError(
                 "the group is one of readergroup.aio, whose calls are awaited; pass a group of readergroup.connect, or "
@@ -148,6 +149,7 @@ class SqlSink:
     async def reset_async(self, group: Any, to: Any, *, timeout: float | None = None) -> None:
         """`reset`, for a group of `readergroup.aio` and an asynchronous database."""
         self.check_asynchronous()
+        _check_group(group)
         await self._reset(group, to, timeout)
 
     async def _reset(self, group: Any, to: Any, timeout: float | None) -> None:
@@ -502,6 +504,11 @@ class SinkTransaction:
 
     def _facts(self, row: Row) -> Mapping[str, object]:
         return {"segment": self._place.segment, "offset": self._start, "end": self._end, "stored": row.position}
+
+
+def _check_group(group: object) -> None:
+    if not hasattr(group, "reset"):
+        raise InvalidArgumentError("group must be a ReaderGroup", found=type_name(group))
 
 
 def _each(statements: Sequence[str]) -> Script[None]:

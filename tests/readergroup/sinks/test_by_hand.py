@@ -518,6 +518,13 @@ def test_a_group_for_asyncio_is_not_reset_by_a_plain_call() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("group", ["billing", None, 1])
+def test_what_is_no_group_is_not_reset(group: Any) -> None:
+    sink = SqlSink(lambda: sqlite3.connect(":memory:"))
+    with pytest.raises(rg.InvalidArgumentError, match="group must be a ReaderGroup"):
+        sink.reset(group, "head")
+
+
 def test_an_unknown_database_is_refused() -> None:
     with pytest.raises(rg.UnsupportedError, match="SQLite or PostgreSQL"):
         SqlSink(sqlalchemy.create_mock_engine("mysql://", lambda *_: None).dialect and _MysqlEngine())
