@@ -89,10 +89,7 @@ class BackgroundPolling:
         def add() -> Callable[[], None]:
             if scheduler is None:
                 return SHARED.add(job, interval_seconds=self._interval_seconds, name=name)
-            remove: Callable[[], None] = add_job(
-                scheduler, job, interval_seconds=self._interval_seconds, name=name
-            ).remove
-            return remove
+            return add_job(scheduler, job, interval_seconds=self._interval_seconds, name=name)
 
         waker = BackgroundThread(
             partial(self._wake, self._stopping),

@@ -65,8 +65,8 @@ class PollingNotifier(ABC, Generic[S, N]):
         interval_seconds: The time between polls; above 0.
         queue_size: How many notifications a slow listener may be behind. Then the newest one stands for those that it
             misses, with ``gap=True``.
-        scheduler: An APScheduler for the polls, which you start and stop; by default one that all notifiers of the
-            process share.
+        scheduler: An APScheduler for the polls, which you start and stop, with a job store in memory; by default one
+            that all notifiers of the process share.
         role_timeout_seconds: Another process takes over a durable listener whose process has been silent for this
             long. Give the same in all processes.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from synchronizer import InvalidArgumentError
 from synchronizer.clock import SystemClock
 from synchronizer.loggers import get_logger
 from synchronizer.threads.background import starting
@@ -82,13 +84,13 @@ class SharedScheduler:
             scheduler: BaseScheduler = self._scheduler or _started_scheduler()
             self._scheduler = scheduler
             self._users += 1
-            job = add_job(scheduler, run, interval_seconds=interval_seconds, name=name)
+            remove_job = add_job(scheduler, run, interval_seconds=interval_seconds, name=name)
 
         def remove() -> None:
             with self._lock:
                 if self._scheduler is None or self._scheduler is not scheduler:
                     return  # a forked child has nothing to end
-                job.remove()
+                remove_job()
                 self._users -= 1
                 if self._users == 0:
                     self._scheduler.shutdown()
@@ -104,17 +106,34 @@ def _started_scheduler() -> BaseScheduler:
     return scheduler
 
 
-def add_job(scheduler: BaseScheduler, run: Callable[[], None], *, interval_seconds: float, name: str) -> Any:
-    """Add a job to the scheduler and return it. Late runs are merged into one, and none is dropped."""
-    return scheduler.add_job(
-        run,
-        # The time of the next run must be a date, of the year 9999 at most.
-        _Interval(seconds=min(interval_seconds, threading.TIMEOUT_MAX), timezone=scheduler.timezone),
-        name=name,
-        coalesce=True,
-        max_instances=1,
-        misfire_grace_time=None,
-    )
+def add_job(
+    scheduler: BaseScheduler, run: Callable[[], None], *, interval_seconds: float, name: str
+) -> Callable[[], None]:
+    """Add a job to the scheduler and return what removes it. Late runs are merged into one, and none is dropped.
+
+    Raises:
+        InvalidArgumentError: The scheduler's job store pickles its jobs.
+    """
+    try:
+        job = scheduler.add_job(
+            run,
+            # The time of the next run must be a date, of the year 9999 at most.
+            _Interval(seconds=min(interval_seconds, threading.TIMEOUT_MAX), timezone=scheduler.timezone),
+            name=name,
+            coalesce=True,
+            max_instances=1,
+            misfire_grace_time=None,
+        )
+    except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
+        raise InvalidArgumentError(
+            "the scheduler does not take the polls; its default job store must keep jobs in memory", cause=repr(error)
+        ) from error
+
+    def remove() -> None:
+        with suppress(JobLookupError):  # whose scheduler it is has removed the job, or shut the scheduler down
+            job.remove()
+
+    return remove
 
 
 SHARED: Final = SharedScheduler()

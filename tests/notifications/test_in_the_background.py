@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import pickle
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import apscheduler.schedulers.base
 import pytest
+from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from notifications import Change, scheduler, system
@@ -603,6 +606,42 @@ def test_a_scheduler_of_ones_own_gets_the_job_and_is_not_stopped(visits: StateSy
         scheduler.shutdown()
 
 
+@pytest.mark.parametrize("end", [BackgroundScheduler.shutdown, BackgroundScheduler.remove_all_jobs])
+def test_a_scheduler_of_ones_own_may_end_or_drop_the_job_before_the_notifier_is_closed(
+    visits: StateSynchronizer[Counter], end: Callable[[BackgroundScheduler], object]
+) -> None:
+    scheduler = BackgroundScheduler()
+    scheduler.start()
+    try:
+        notifier = CountNotifier(visits, scheduler=scheduler)
+        unregister = notifier.register_listener(Heard())
+        end(scheduler)
+        unregister()
+        notifier.close()
+    finally:
+        if scheduler.running:
+            scheduler.shutdown()
+
+
+class PicklingStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler 3 has no types
+    """As a store that keeps its jobs in a database."""
+
+    def add_job(self, job: Any) -> None:
+        pickle.dumps(job.__getstate__())
+        super().add_job(job)
+
+
+def test_a_scheduler_that_pickles_its_jobs_is_refused_in_words(visits: StateSynchronizer[Counter]) -> None:
+    scheduler = BackgroundScheduler(jobstores={"default": PicklingStore()})
+    scheduler.start()
+    try:
+        with CountNotifier(visits, scheduler=scheduler) as notifier:
+            with pytest.raises(InvalidArgumentError, match="must keep jobs in memory"):
+                notifier.register_listener(Heard())
+    finally:
+        scheduler.shutdown()
+
+
 @pytest.mark.parametrize("is_own", [True, False])
 def test_an_interval_that_no_date_can_follow_is_waited_for(visits: StateSynchronizer[Counter], is_own: bool) -> None:
     scheduler = BackgroundScheduler() if is_own else None
@@ -691,9 +730,9 @@ def test_a_job_that_is_removed_while_the_clock_is_set_back_ends_no_other(monkeyp
 def test_the_end_of_summer_time_holds_up_no_poll() -> None:
     """A scheduler of an application counts in its local time."""
     berlin = ZoneInfo("Europe/Berlin")
-    trigger = scheduler.add_job(
-        BackgroundScheduler(timezone=berlin), lambda: None, interval_seconds=2.0, name="polls"
-    ).trigger
+    of_application = BackgroundScheduler(timezone=berlin)
+    scheduler.add_job(of_application, lambda: None, interval_seconds=2.0, name="polls")
+    trigger = of_application.get_jobs()[0].trigger
     before = datetime.fromtimestamp(datetime(2026, 10, 25, 0, 59, 59, tzinfo=UTC).timestamp(), berlin)
     following = trigger.get_next_fire_time(before, before)
     assert following.timestamp() == before.timestamp() + 2.0
