@@ -807,7 +807,7 @@ def test_the_group_of_a_closed_client_says_that_the_client_is_closed() -> None:
 
 
 def test_a_group_in_memory_does_not_pickle() -> None:
-    with rg.connect("memory://shop") as client:
+    with rg.connect("memory://a-shop") as client:
         client.streams.create(STREAM)
         with pytest.raises(rg.InvalidArgumentError):
             pickle.dumps(client.groups.create("billing", streams=[STREAM]))
