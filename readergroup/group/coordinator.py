@@ -21,7 +21,7 @@ from synchronizer import (
     Revision,
     StateTooLargeError,
 )
-from synchronizer.liveness.keeper import RETRY_SECONDS, Keeper, is_store_unavailable
+from synchronizer.liveness.keeper import RETRY_SECONDS, Keeper
 from synchronizer.liveness.lease import DeathWatch
 from synchronizer.loggers import get_logger
 from synchronizer.threads.background import survive
@@ -40,6 +40,8 @@ _logger = get_logger(__name__)
 HAND_OVER_SECONDS: Final = 0.5
 #: How long an automatic checkpoint waits for readers to pass it; ``max_processing_seconds`` if that is longer.
 CHECKPOINT_SECONDS: Final = 600.0
+#: How long a reader that leaves retries a store that does not answer. Those that leave this soon after it do not try.
+LEAVE_SECONDS: Final = 5.0
 
 
 class CoordinatedReader(Protocol):
@@ -67,8 +69,7 @@ class ReaderCoordinator:
         self._threaded = threads
         self._lock = threading.Lock()
         self._readers: WeakValueDictionary[str, CoordinatedReader] = WeakValueDictionary()
-        #: Whether the store was unavailable at the last renewal of a lease.
-        self.is_cut_off = False
+        self._spares_until = float("-inf")
         self._logger = LogAbout(_logger, group=updater.group)
         name, keeper = self._synchronizer.name, partial(Keeper, clock=self._clock, logger=self._logger)
         self._leases = keeper(lambda: self.renew() if self._readers else None, name=f"{name}-leases")
@@ -90,7 +91,7 @@ class ReaderCoordinator:
 
     def add(self, reader: CoordinatedReader) -> None:
         """Coordinate the reader from now on."""
-        self.is_cut_off = False  # the store has just answered the join
+        self.answered()  # the join
         with self._lock:
             self._readers[reader.reader_id] = reader
         try:
@@ -108,6 +109,23 @@ class ReaderCoordinator:
             if self._readers.get(reader.reader_id) is reader:
                 del self._readers[reader.reader_id]
         self._leases.wake()
+
+    def answered(self) -> None:
+        """Note that the store has answered a reader."""
+        self._spares_until = float("-inf")
+
+    def left_unanswered(self) -> None:
+        """Note that a reader has left, and that the store did not answer in time."""
+        self._spares_until = self._clock.monotonic() + LEAVE_SECONDS
+
+    @property
+    def spares_leaving(self) -> bool:
+        """Whether readers leave without asking the store: one has just waited for it, and it did not answer.
+
+        The readers of a process mostly leave one after the other, and only the first waits. A renewal that failed is no
+        reason: the store may be back since.
+        """
+        return self._clock.monotonic() < self._spares_until
 
     def _present_readers(self) -> list[CoordinatedReader]:
         with self._lock:  # else the iteration fails when another thread adds or removes a reader
@@ -139,24 +157,21 @@ class ReaderCoordinator:
     def renew(self) -> float:
         """Renew the leases that are due, and return when the next is due. Raises nothing but `ClosedError`."""
         due = float("inf")
-        is_cut_off = False
         for reader in self._present_readers():
             renewed_at = reader.renewed_at
             try:
                 due = min(due, reader.renew_if_due())
                 if reader.renewed_at != renewed_at:
-                    is_cut_off = False  # since a reader before it failed
+                    self.answered()
             except ClosedError:
                 raise
             except NotFoundError as error:  # the group was deleted: there is nothing to renew
                 self._log_of(reader, error)
             except Exception as error:
-                is_cut_off |= is_store_unavailable(error)
                 if not isinstance(error, ReaderGroupError):
                     survive(error, f"{self._synchronizer.name}-leases")
                 self._log_of(reader, error)
                 due = min(due, self._clock.monotonic() + RETRY_SECONDS)  # the renewal stays due
-        self.is_cut_off = is_cut_off
         return due
 
     def _log_of(self, reader: CoordinatedReader, error: Exception) -> None:

@@ -29,7 +29,7 @@ from synchronizer.loggers import get_logger
 from ..errors import ReaderNotInGroupError
 from ..streams.event import Position
 from ..telemetry.logs import LogAbout
-from .coordinator import ReaderCoordinator
+from .coordinator import LEAVE_SECONDS, ReaderCoordinator
 from .model.config import ReaderGroupConfig
 from .model.positions import Positions
 from .model.state import ReaderGroupState
@@ -37,9 +37,6 @@ from .model.updates import RemoveReader
 from .updater import GroupUpdater
 
 _logger = get_logger(__name__)
-
-#: How long ``leave`` retries a store that does not answer.
-_LEAVE_SECONDS: Final = 5.0
 
 #: Why a reader that is out of its group does not join again by itself.
 _STAYS_OUT: Final[Mapping[str, str]] = {
@@ -166,8 +163,8 @@ class GroupMember:
             self.give_up()
 
     def _remove(self, at: Position | None) -> None:
-        """Remove the reader from the group. Wait out contention up to the timeout, but not a store that is away."""
-        if at is None and self._coordinator.is_cut_off:
+        """Remove the reader from the group. Wait for a store that is away, and longer if other processes are faster."""
+        if at is None and self._coordinator.spares_leaving:
             raise StoreUnavailableError("the store does not answer")
         deadline = Deadline(self._clock, self._timeout)
         while True:
@@ -178,13 +175,14 @@ class GroupMember:
                     reached=self._positions(),
                     position=at,
                     cause="closed",
-                    timeout=deadline.remaining(_LEAVE_SECONDS),
+                    timeout=deadline.remaining(LEAVE_SECONDS),
                 )
-                return
+                return self._coordinator.answered()
             except DeadlineExceededError as error:
-                # Spares the other readers.
-                self._coordinator.is_cut_off = is_store_unavailable(error)
-                if self._coordinator.is_cut_off or deadline.passed:
+                if is_store_unavailable(error):
+                    self._coordinator.left_unanswered()
+                    raise
+                if deadline.passed:
                     raise
 
     def give_up(self) -> None:

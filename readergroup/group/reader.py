@@ -347,7 +347,8 @@ class Reader(Generic[T]):
         """Leave the group. Other readers continue at once. Closing twice is no error.
 
         If the store is away, the call waits 5 s at most. Then the lease runs out, and other readers continue from the
-        last commit. The reader logs a warning, or raises if you gave ``at``.
+        last commit. The reader logs a warning, or raises if you gave ``at``. Of several readers of the group that a
+        process closes one after the other, only the first waits.
 
         Args:
             at: Where other readers continue, instead of where this reader stands.

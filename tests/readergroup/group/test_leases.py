@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 
 import readergroup as rg
 from readergroup.group import updater as group_updater
+from readergroup.group.coordinator import LEAVE_SECONDS
 from readergroup.group.model.state import ReaderState
 from readergroup.group.model.updates import AddReader
-from synchronizer import AttributeChange, StoreUnavailableError
+from synchronizer import AttributeChange, StoreUnavailableError, open_store
 from synchronizer.liveness.lease import CONTACT, Lease, LeaseObserver, lease_attribute
-from synchronizer.testing import Operation
+from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, raises, take
+from tests.servers.proxy import TcpProxy
 from tests.waiting import CallInThread, until
 
 pytestmark = pytest.mark.stores(round_robin=True)
@@ -103,6 +108,74 @@ def test_a_reader_leaves_at_once_if_the_store_answers_again_since_the_last_failu
     assert first._member.renewed_at < second._member.renewed_at
     second.close()
     assert list(world.state.readers) == ["r1"]
+
+
+def test_a_reader_that_is_closed_right_after_an_outage_leaves_its_group(world: World) -> None:
+    process = world.process()
+    reader = process.reader("r1")
+    world.clock.advance(TIMEOUT / 3)
+    process.store.unavailable = True
+    process.group.coordinator.renew()
+    process.store.unavailable = False
+    reader.close()
+    assert not world.state.readers
+
+
+def test_a_reader_that_is_closed_at_the_end_of_an_outage_leaves_its_group(world: World) -> None:
+    world.group.configure(reader_timeout_seconds=1.5)
+    refused = Counter[bool]()
+
+    def away(operation: Operation) -> None:
+        is_closing = threading.current_thread() is threading.main_thread()
+        refused[is_closing] += 1
+        if is_closing and refused[is_closing] == 3:
+            store.before = None
+        raise StoreUnavailableError("away")
+
+    with world.in_real_time() as (store, client):
+        group = client.groups.get("billing")
+        reader = group.reader("r1")
+        renewed_at = reader._member.renewed_at
+        store.before = away
+        until(lambda: group.coordinator._clock.monotonic() > renewed_at + 1.0 and refused[False], "a renewal fails")
+        reader.close()
+        assert refused[True] == 3
+    assert not world.state.readers
+
+
+def test_of_readers_that_are_closed_in_an_outage_only_the_first_waits_and_a_later_one_asks_again(world: World) -> None:
+    clock = InstantClock()
+    with FailingStore(open_store(world.url, clock=clock)) as store, rg.Client(store, clock=clock) as client:
+        group = client.groups.get("billing")
+        readers = [group.reader(f"r{number}") for number in range(3)]
+        store.unavailable = True
+        began = clock.monotonic()
+        readers[0].close()
+        assert LEAVE_SECONDS <= clock.monotonic() - began < LEAVE_SECONDS + 1
+        began = clock.monotonic()
+        readers[1].close()
+        assert clock.monotonic() == began
+        clock.advance(LEAVE_SECONDS)
+        store.unavailable = False
+        readers[2].close()
+    assert sorted(world.state.readers) == ["r0", "r1"]
+
+
+@pytest.mark.stores("postgresql")
+def test_a_reader_that_is_closed_right_after_an_outage_of_a_server_leaves_its_group(store_url: str) -> None:
+    port = urlsplit(store_url).port
+    assert port is not None
+    with rg.connect(store_url) as admin, TcpProxy(port) as proxy:
+        admin.streams.create(STREAM)
+        state = admin.groups.create("billing", streams=[STREAM], reader_timeout_seconds=1.5).synchronizer
+        with rg.connect(store_url.replace(f":{port}", f":{proxy.port}")) as client:
+            group = client.groups.get("billing")
+            reader = group.reader("r1")
+            proxy.cut()
+            until(lambda: not reader._member.is_alive(), "renewals fail")
+            proxy.heal()
+            reader.close()
+            assert not state.fetch_updates().readers
 
 
 def test_a_lease_that_was_removed_is_not_renewed(world: World) -> None:

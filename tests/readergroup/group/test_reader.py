@@ -731,7 +731,7 @@ def test_close_at_a_position_overrules_what_was_processed(world: World, process:
 def test_closing_waits_a_little_for_a_store_that_is_away_and_what_was_not_committed_is_read_again(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("readergroup.group.member._LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr("readergroup.group.member.LEAVE_SECONDS", 0.2)
     world.write(10, keys=1)
     with world.in_real_time() as (store, client):
         group = client.groups.get("billing")
