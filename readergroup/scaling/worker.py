@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from synchronizer import HandlerError, ReaderGroupError, StoreUnavailableError, TruncatedError
 from synchronizer.callables import NotHandledError, check_returned, is_async
+from synchronizer.clock import growing_pause
 from synchronizer.loggers import get_logger
 from synchronizer.recipes.queue.retries import text_of
 from synchronizer.threads.flag import Flag
@@ -37,12 +39,15 @@ if TYPE_CHECKING:
 Handle = Callable[[Any], object]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 MAX_BATCH_EVENTS: Final = 1000
 #: The most events that ``handle_arrow`` gets at a time.
 MAX_ARROW_EVENTS: Final = 32_768
 #: How many workers must die over an event before it is set aside: a process may die for other reasons.
 LEAST_DEATHS: Final = 3
+#: The longest pause between two tries to set an event aside. Most of the time a try waits for the store itself.
+_MAX_PAUSE_SECONDS: Final = 0.5
 
 _logger = get_logger(__name__)
 
@@ -396,17 +401,17 @@ class Worker(Generic[T]):
                 earlier_errors=earlier.errors,
             )
         if self._dead_letters is None:
-            self._dead_letters = EventWriter(
-                self._task.client.streams, retry.dead_letters, serializer=PydanticSerializer(DeadLetter)
-            )
+            self._dead_letters = self._until_stored(event, partial(self._new_letter_writer, retry.dead_letters))
+        write, flush = self._dead_letters.write, self._dead_letters.flush
         try:
-            self._dead_letters.write(
-                letter, routing_key=event.routing_key, headers=headers, event_time=event.event_time
+            self._until_stored(
+                event,
+                partial(write, letter, routing_key=event.routing_key, headers=headers, event_time=event.event_time),
             )
         except EventTooLargeError as too_large:
             error.add_note(f"The event could not be moved to the dead letters: {too_large}")
             raise self._failed(event, error, attempts) from error
-        self._dead_letters.flush()
+        self._until_stored(event, flush)
         self._counters.dead_letters += 1
         self._skip_in_sink(event)
         self._logger.error(
@@ -420,7 +425,7 @@ class Worker(Generic[T]):
     def _wait_for_retry(self, delayed: DelayedEvents, event: Event[T], error: Exception, attempts: int) -> bool:
         """Store the event until its retry is due. Return False if it has had all of its retries, or is too large."""
         try:
-            delay = delayed.divert(event, text_of(error), attempts)
+            delay = self._until_stored(event, partial(delayed.divert, event, text_of(error), attempts))
         except EventTooLargeError as too_large:
             error.add_note(f"The event could not be retried later: {too_large}")
             return False
@@ -436,6 +441,32 @@ class Worker(Generic[T]):
             extra={"segment": event.segment},
         )
         return True
+
+    def _new_letter_writer(self, stream: str) -> EventWriter[DeadLetter]:
+        return EventWriter(self._task.client.streams, stream, serializer=PydanticSerializer(DeadLetter))
+
+    def _until_stored(self, event: Event[T], call: Callable[[], R]) -> R:
+        """Return the result of a call that sets the event aside. Repeat it while the store is away or full.
+
+        A reader waits for the store in the same way. If the worker ended instead, its segments would wait for another.
+        """
+        failures = 0
+        while True:
+            try:
+                return call()
+            except ReaderGroupError as error:
+                if not error.retryable:
+                    raise
+                failures += 1
+                pause = growing_pause(failures, first=0.05, most=_MAX_PAUSE_SECONDS)
+                self._logger.warning(
+                    "the next try to set %s aside is in %.3g s: %s",
+                    *(event.pointer, pause, error),
+                    extra={"segment": event.segment},
+                )
+                if self._clock.wait(self._stopping, pause):
+                    raise WorkerStoppedError from error
+                self._go_on()
 
     def _skip_in_sink(self, event: Event[T]) -> None:
         """Let the sink's position pass the event."""

@@ -659,11 +659,17 @@ def test_an_outage_while_an_event_is_stored_loses_and_repeats_nothing(concurrenc
                 refused += 1
                 raise rg.StoreUnavailableError("away")
 
+        def fail(event: rg.Event[bytes]) -> None:
+            handled.append(event.raw)
+            always_fails(event)
+
+        handled: list[bytes] = []
         failing.before = away
         letters = client.dead_letters(DEAD)
-        with Running(group.pool(always_fails, retry=policy(0.1), concurrency=concurrency)):
+        with Running(group.pool(fail, retry=policy(0.1), concurrency=concurrency)):
             until(lambda: len(list(letters.list())) >= 6, "all are dead letters")
         assert refused == 40
+        assert len(handled) == 2 * 6  # each is handled once, and retried once
         assert set(distinct(client).values()) == {1} and len(distinct(client)) == 6
 
 

@@ -11,9 +11,11 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pyarrow
 import pytest
@@ -42,6 +44,7 @@ from tests.readergroup.scaling.handlers import (
     dead_letters,
     write,
 )
+from tests.servers.proxy import TcpProxy
 from tests.waiting import PATIENCE_SECONDS, until
 
 STREAM = "shop/orders"
@@ -830,10 +833,12 @@ def test_of_a_batch_only_what_fails_alone_is_set_aside(client: rg.Client, group:
 def test_an_event_counts_only_when_its_dead_letter_is_stored(store_url: str, diary: Diary) -> None:
     store = FailingStore(open_store(store_url))
     full = True
-    attempts = 0
+    attempts = refused = 0
 
     def no_room_for_the_dead(operation: Operation) -> None:
+        nonlocal refused
         if full and operation.verb == "append" and operation.segment.startswith(f"data/{DEAD}"):
+            refused += 1
             raise rg.StoreFullError("no room")
 
     def handle(event: rg.Event[bytes]) -> None:
@@ -850,12 +855,107 @@ def test_an_event_counts_only_when_its_dead_letter_is_stored(store_url: str, dia
         group = client.groups.create("billing", streams=[STREAM])
         written = one_key(client, 10)
         running = InThread(group.pool(handle, retry=fast(1, DEAD)).run)
-        until(lambda: attempts == 3)
+        until(lambda: refused == 10, "for longer than the timeout")
         assert diary.texts == written[:5]
         full = False
         running.join()
+        assert attempts == 1
         assert diary.texts == written[:5] + written[6:]
         assert [event.data.data for event in dead_letters(client, DEAD)] == [b"e00005"]
+
+
+class FailsInAnOutage:
+    """Fails at the sixth event, when the store has just gone away. Remembers which worker handled which event."""
+
+    def __init__(self, go_away: Callable[[], object]) -> None:
+        self.go_away = go_away
+        self.failed = threading.Event()
+        self.handled: list[str] = []
+        self.workers: set[str] = set()
+        self.pool: rg.ReaderPool[bytes] | None = None
+
+    def __call__(self, event: rg.Event[bytes]) -> None:
+        assert self.pool is not None
+        self.workers |= {worker.reader_id for worker in self.pool.workers}
+        self.handled.append(event.data.decode())
+        if event.raw == b"e00005" and not self.failed.is_set():
+            self.go_away()
+            self.failed.set()
+            raise Fault
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.stores("sqlite")
+def test_a_worker_whose_handler_fails_in_an_outage_goes_on_after_it(store_url: str, concurrency: int) -> None:
+    refused = 0
+
+    def away(operation: Operation) -> None:
+        nonlocal refused
+        refused += threading.current_thread().name.startswith("worker ")
+        raise StoreUnavailableError("away")
+
+    handle = FailsInAnOutage(lambda: setattr(store, "before", away))
+    with FailingStore(open_store(store_url)) as store, rg.Client(store, timeout=0.2) as client:
+        client.streams.create(STREAM)
+        client.streams.create(DEAD)
+        group = client.groups.create("billing", streams=[STREAM])
+        written = one_key(client, 10)
+        pool = handle.pool = group.pool(handle, retry=fast(1, DEAD), concurrency=concurrency)
+        running = InThread(pool.run)
+        until(lambda: refused >= 30, "the store is away for longer than the timeout")
+        store.before = None
+        running.join()
+        assert handle.handled == written  # and none twice
+        assert len(handle.workers) == 1
+        assert [event.data.data for event in dead_letters(client, DEAD)] == [b"e00005"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_pool_ends_in_an_outage_and_leaves_an_event_that_could_not_be_set_aside(concurrency: int) -> None:
+    handle = FailsInAnOutage(lambda: setattr(store, "unavailable", True))
+    with FailingStore(open_store("memory://")) as store, rg.Client(store, timeout=0.2) as client:
+        client.streams.create(STREAM)
+        client.streams.create(DEAD)
+        group = client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=READER_TIMEOUT_SECONDS)
+        written = one_key(client, 10)
+        pool = handle.pool = group.pool(handle, retry=fast(1, DEAD), concurrency=concurrency)
+        running = InThread(pool.run)
+        assert handle.failed.wait(PATIENCE_SECONDS)
+        pool.stop()
+        running.join()
+        store.unavailable = False
+        handle.pool = group.pool(handle, concurrency=concurrency)
+        handle.pool.run()
+        assert handle.handled[-5:] == written[-5:]
+
+
+@pytest.mark.parametrize("delays", [False, True])
+@pytest.mark.stores("postgresql")
+def test_a_worker_whose_handler_fails_in_an_outage_of_a_server_goes_on_after_it(store_url: str, delays: bool) -> None:
+    retries = f"{STREAM}-retries"
+    port = urlsplit(store_url).port
+    assert port is not None
+    with rg.connect(store_url) as admin, TcpProxy(port) as proxy:
+        for stream in (STREAM, DEAD, retries):
+            admin.streams.create(stream)
+        admin.groups.create("billing", streams=[STREAM, retries], reader_timeout_seconds=READER_TIMEOUT_SECONDS)
+        write(admin, STREAM, texts(10), keys=1)
+        handle = FailsInAnOutage(proxy.cut)
+        retry = rg.DelayedRetry(delays=[0.01], retry_stream=retries, dead_letters=DEAD) if delays else fast(1, DEAD)
+        with rg.connect(store_url.replace(f":{port}", f":{proxy.port}"), timeout=0.5) as client:
+            pool = handle.pool = client.groups.get("billing").pool(handle, retry=retry)
+            running = InThread(pool.run)
+            assert handle.failed.wait(PATIENCE_SECONDS)
+            (found,) = pool.workers
+            reader = found._worker._reader  # type: ignore[attr-defined]
+            until(lambda: not reader._member.is_alive(), "the lease expires, which lasts longer than the timeout")
+            proxy.heal()
+            until(lambda: len(handle.handled) == 10 + delays, "all events are handled")
+            pool.stop()
+            running.join()
+        assert sorted(handle.handled) == sorted(texts(10) + ["e00005"] * delays)
+        assert len(handle.workers) == 1
+        assert len(list(admin.dead_letters(DEAD).list())) == 1 - delays
 
 
 def test_an_event_too_large_to_be_set_aside_stays_unprocessed(client: rg.Client, group: rg.ReaderGroup) -> None:
