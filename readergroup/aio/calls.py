@@ -2,8 +2,9 @@
 
 Three bounded pools for each client. Calls whose time the store's timeouts bound share the first one. Calls that wait
 for other processes or tasks, such as a checkpoint for its readers, share the second one, so that they cannot keep the
-others from running. Closing has the third one, for others may wait for just that. A call that has begun in a thread
-cannot be cancelled: it runs to its end, and its result is dropped, or undone if something was opened.
+others from running. What closes or releases something has the third one, for others may wait for just that. A call that
+has begun in a thread cannot be cancelled: it runs to its end, and its result is dropped, or undone if something was
+opened.
 """
 
 from __future__ import annotations
@@ -166,23 +167,25 @@ class Threads:
             call.give_up()
             raise
 
-    async def call_until(self, deadline: float, function: Callable[[float], R]) -> R:
+    async def call_until(self, deadline: float, function: Callable[[float], R], *, is_certain: bool = False) -> R:
         """Return what ``function(timeout)`` returns in a thread, with the seconds that are left when one is free.
 
         Args:
             deadline: On the loop's clock.
             function: Takes the time that it may use.
+            is_certain: Run ``function`` even if this task is cancelled before it begins, or when a thread is free only
+                after the deadline.
 
         Raises:
             NotBegunError: No thread was free until the deadline.
         """
         loop = asyncio.get_running_loop()
         if not self.is_busy or deadline == float("inf"):
-            return await self.call(lambda: function(max(0.0, deadline - loop.time())))
+            return await self.call(lambda: function(max(0.0, deadline - loop.time())), is_certain=is_certain)
         turn = threading.Lock()  # who takes it first says whether the function is called
 
         def begin() -> R:
-            if not turn.acquire(blocking=False):
+            if not turn.acquire(blocking=False) and not is_certain:
                 raise NotBegunError
             return function(max(0.0, deadline - loop.time()))
 
@@ -190,7 +193,7 @@ class Threads:
             if not call.future.done() and turn.acquire(blocking=False):
                 call.future.set_exception(NotBegunError())
 
-        call = _Call(begin, self, None, is_certain=False)
+        call = _Call(begin, self, None, is_certain=is_certain)
         self.submit(call.run)
         timer = loop.call_at(deadline, end)
         try:
@@ -208,6 +211,11 @@ class Threads:
         """
         if not self._closed:
             await self.call(function, is_certain=True)
+
+    async def end_by(self, deadline: float, function: Callable[[float], object]) -> None:
+        """As `end`, for a function as of `call_until`, which raises `NotBegunError`."""
+        if not self._closed:
+            await self.call_until(deadline, function, is_certain=True)
 
     def run(self, function: Callable[[], object]) -> None:
         """Run ``function`` in a thread, and log its error. Does nothing if the client is closed."""
@@ -363,18 +371,31 @@ class Calls:
                 "other calls of this client waited for the store; this one was not begun, repeat it", timeout=timeout
             ) from None
 
-    async def end(self, function: Callable[[], object], *, waits: bool = False) -> None:
-        """Run what closes or releases something, as `Threads.end`. Nothing that ``waits`` keeps it from running."""
-        threads = self._ends if waits else self._calls
-        await threads.end(function)
+    async def end(self, function: Callable[[], object]) -> None:
+        """Run what closes or releases something, as `Threads.end`. Other calls do not keep it from running."""
+        await self._ends.end(function)
+
+    async def end_by(self, deadline: float, function: Callable[[float], object]) -> None:
+        """As `end`, for a function that takes the seconds that it may use.
+
+        Raises:
+            DeadlineExceededError: Other closes had all threads until the deadline. It is called after them, with 0.
+        """
+        try:
+            await self._ends.end_by(deadline, function)
+        except NotBegunError:
+            raise DeadlineExceededError(
+                "other closes of this client take longer than the timeout; this one follows them, and gives up what is "
+                "not stored by then"
+            ) from None
 
     def begin(self, function: Callable[[], R]) -> asyncio.Future[R]:
         """Run ``function`` in a thread; return a future for tasks that come and go."""
         return self._calls.start(function, is_certain=True)
 
     def start(self, function: Callable[[], object]) -> None:
-        """Run ``function`` in a thread, and log its error. Does nothing if the client is closed."""
-        self._calls.run(function)
+        """Run what closes or releases something, and log its error. Does nothing if the client is closed."""
+        self._ends.run(function)
 
     def single(self, name: str, *, is_same: bool = False) -> Threads:
         """Return one thread for calls that must not run at the same time; ``is_same``: always the same thread."""
@@ -446,6 +467,7 @@ class News:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
+        self._limits: WeakSet[asyncio.Timeout] = WeakSet()
         self._is_ringing = False  # a ring is on its way to the loop
 
     def ring(self) -> None:
@@ -458,9 +480,18 @@ class News:
         self._is_ringing = False
         self._event.set()
         self._event = asyncio.Event()
+        for limit in list(self._limits):
+            with suppress(RuntimeError):  # its block has ended
+                limit.reschedule(self._loop.time())
 
     def next_ring(self) -> asyncio.Event:
         return self._event
+
+    def limit(self, deadline: float) -> asyncio.Timeout:
+        """Return a timeout for a block that ends at the deadline, or at the next ring."""
+        limit = timeout_at(deadline)
+        self._limits.add(limit)
+        return limit
 
 
 def deadline_after(timeout: float | None) -> float:

@@ -27,7 +27,7 @@ from ..closable import noted
 from ..streams.event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
 from ..streams.event_time.noting import EventTimeOf
 from ..streams.serializers import Serializer, serializer_or_bytes
-from .calls import Calls
+from .calls import Calls, retrieve
 from .coordination import Barrier, HeldLock, LeaderElection, Membership, TaskLock
 from .facade import Block, Opening
 from .groups import ReaderGroupManager
@@ -335,11 +335,20 @@ class Client:
     async def close(self) -> None:
         """Close all objects that this client opened, and end its threads. Closing twice is no error.
 
-        Waits up to 5 s for calls that wait for the store. A cancelled call goes on in its thread.
+        Writers first store their events, also those of a cancelled `EventWriter.write_batch`. Waits up to 5 s for calls
+        that wait for the store. A cancelled call goes on in its thread.
+
+        Raises:
+            ReaderGroupError: As `EventWriter.close`, of a writer that could not store its events in time.
         """
-        if self._closing is None or self._closing.cancelled():  # as by a program that cancels all its tasks
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
+        while True:
+            if self._closing is None or self._closing.cancelled():  # as by a program that cancels all its tasks
+                self._closing = asyncio.ensure_future(self._close())
+                self._closing.add_done_callback(retrieve)
+            closing = self._closing
+            await asyncio.wait([closing])
+            if not closing.cancelled():
+                return closing.result()
 
     async def _close(self) -> None:
         try:

@@ -17,7 +17,7 @@ from ..closable import noted
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
 from ..streams.transactions.transaction import Transaction as SyncTransaction
 from ..streams.writing.writer import EventWriter as SyncWriter
-from .calls import Calls, deadline_after, remaining, retrieve, timeout_at
+from .calls import Calls, deadline_after, remaining, retrieve
 from .facade import ClosableFacade, Opening, Plain
 
 T = TypeVar("T")
@@ -34,8 +34,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     def __init__(self, wrapped: SyncWriter[T], calls: Calls) -> None:
         super().__init__(wrapped, calls)
         self._room = asyncio.Lock()  # first come, first served
-        self._without_room = 0  # writes that wait, or go on in a thread
-        self._is_closed = False  # takes no more events, also from a thread
+        self._news = calls.news()  # rings when the writer or the client is closed
         self._waiting: asyncio.Future[None] | None = None  # for room, in a thread
         self._flushing: asyncio.Task[None] | None = None
         self._next_flush: asyncio.Task[None] | None = None
@@ -120,7 +119,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         """Write many events at once, as one `write` for each in this order, in a thread.
 
         A call that is cancelled while it waits for other tasks has written nothing. After that it goes on in its
-        thread: later calls of the writer wait for it, and an error of it is logged.
+        thread: later calls of the writer, and closing the client, wait for it, and an error of it is logged.
 
         Args:
             events: Values that the serializer takes, each at most 8 MiB. They are serialized in the thread.
@@ -161,18 +160,32 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
     async def _write_in_thread(self, write: Callable[[], None], wait: bool) -> None:
         """Call ``write``, which waits for room itself, in a thread. The calls of several tasks take turns."""
         deadline = deadline_after(self.timeout)
-        self._without_room += 1  # later events wait, which keeps the order of the calls
+        end = self._wrapped.begin_write()  # later events wait, which keeps the order of the calls
         try:
             await self._take_turn(deadline)
         except BaseException:
-            self._without_room -= 1
+            end()
             raise
+
+        loop = asyncio.get_running_loop()
+
+        def run() -> None:
+            try:
+                write()
+            except BaseException as error:
+                if loop.is_closed():  # no task hears of it
+                    self._log_error(error)
+                raise
+            finally:
+                end()
+
         try:
-            writing = self._calls.begin(write)
+            writing = self._calls.begin(run)
         except BaseException:
-            self._end_turn()
+            end()
+            self._room.release()
             raise
-        writing.add_done_callback(self._end_turn)  # not before, also if this task is cancelled
+        writing.add_done_callback(lambda _: self._room.release())  # not before, also if this task is cancelled
         try:
             await asyncio.wait([writing])
         except asyncio.CancelledError:
@@ -182,24 +195,23 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         if wait:
             await self._stored(deadline)
 
-    def _end_turn(self, *written: object) -> None:
-        self._without_room -= 1
-        self._room.release()
-
     def _log_failure(self, written: asyncio.Future[None]) -> None:
         if not written.cancelled() and (error := written.exception()) is not None:
-            _logger.warning("a cancelled call that wrote to %s in its thread failed: %s", self.stream, error)
+            self._log_error(error)
+
+    def _log_error(self, error: BaseException) -> None:
+        _logger.warning("a cancelled call that wrote to %s in its thread failed: %s", self.stream, error)
 
     async def _write(self, write: Callable[[], None], wait: bool) -> None:
         writer = self._wrapped
-        if writer.has_room and not self._without_room:
+        if writer.has_room and not writer.begun_writes:
             write()
             if not wait:
                 return
             deadline = deadline_after(self.timeout)
         else:
-            self._without_room += 1
             deadline = deadline_after(self.timeout)
+            end = writer.begin_write()
             try:
                 await self._take_turn(deadline)  # one task of the writer waits in a thread
                 try:
@@ -209,15 +221,17 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
                 finally:
                     self._room.release()
             finally:
-                self._without_room -= 1
+                end()
         if wait:
             await self._stored(deadline)
 
     async def _take_turn(self, deadline: float) -> None:
+        self._calls.check_open()
         try:
-            async with timeout_at(deadline):
+            async with self._news.limit(deadline):
                 await self._room.acquire()
         except TimeoutError:
+            self._check_open(deadline)
             self._wrapped.wait_for_room(timeout=0.0)  # raises what is to be said, unless there is room by now
             raise DeadlineExceededError(
                 "other tasks waited for room first; this call wrote nothing, repeat it", stream=self.stream
@@ -233,10 +247,12 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             DeadlineExceededError: They take longer.
         """
         check_duration(timeout, "timeout", or_none=True)
-        if self._is_over or not self._without_room:
+        self._calls.check_open()
+        if not self._wrapped.begun_writes or self.failure is not None:
             return timeout
         deadline = deadline_after(self.timeout if timeout is None else timeout)
         if not await self._is_turn_by(deadline):
+            self._check_open(deadline)
             self._wrapped.flush(timeout=0.0)  # raises what is to be said, unless all that is written is stored
             raise DeadlineExceededError(
                 "an earlier write of many events, perhaps a cancelled one, still runs in its thread; repeat this call",
@@ -244,18 +260,19 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             )
         return remaining(deadline)
 
-    @property
-    def _is_over(self) -> bool:
-        """Whether it stores nothing more, so that there is nothing to wait for."""
-        return self._is_closed or self._calls.closed or self._wrapped.failure is not None
-
     async def _is_turn_by(self, deadline: float) -> bool:
-        """Return whether all writes called before have written by the deadline."""
+        """Return whether all writes called before have written by the deadline, before the writer was closed."""
         try:
-            async with timeout_at(deadline), self._room:
+            async with self._news.limit(deadline), self._room:
                 return True
         except TimeoutError:
             return False
+
+    def _check_open(self, deadline: float) -> None:
+        """Raise the error of a call whose wait was ended before the deadline."""
+        self._calls.check_open()
+        if remaining(deadline):
+            self._wrapped.flush(timeout=0.0)
 
     async def _wait_for_room(self, deadline: float) -> None:
         """Wait for room, or for the end of a wait that a cancelled call has left in its thread."""
@@ -326,34 +343,21 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             OutcomeUnknownError: Some events were sent without an answer and may be stored.
         """
         check_duration(timeout, "timeout", or_none=True)
-        if self._is_over or not self._without_room:
-            self._is_closed = True
-            await self._calls.end(partial(self._wrapped.close, timeout=timeout))
-            return
         deadline = deadline_after(self.timeout if timeout is None else timeout)
-        turn = await self._turn_to_close(deadline)
-        self._is_closed = True
-        await self._calls.end(partial(self._wrapped.close, timeout=remaining(deadline)))
-        if not turn.result():
-            raise DeadlineExceededError(
-                "the writer was closed before an earlier write, perhaps a cancelled one, had written all its events",
-                stream=self.stream,
-            )
-
-    async def _turn_to_close(self, deadline: float) -> asyncio.Task[bool]:
-        """Return the outcome of `_is_turn_by`. If this task is cancelled meanwhile, the writer is closed after it."""
-        while True:
-            turn = asyncio.create_task(self._is_turn_by(deadline))
-            turn.add_done_callback(retrieve)
+        if self._wrapped.begun_writes and self.failure is None and not self._calls.closed:
             try:
-                await asyncio.wait([turn])
+                await self._is_turn_by(deadline)
             except asyncio.CancelledError:
-                turn.add_done_callback(
-                    lambda _: self._calls.start(partial(self._wrapped.close, timeout=remaining(deadline)))
-                )
+                self._calls.start(partial(self._close, remaining(deadline)))
                 raise
-            if not turn.cancelled():  # as by a program that cancels all its tasks
-                return turn
+        await self._calls.end_by(deadline, self._close)
+
+    def _close(self, timeout: float) -> None:
+        """Close the writer, and end the calls that wait behind a write which has not ended. Runs in a thread."""
+        try:
+            self._wrapped.close(timeout=timeout)
+        finally:
+            self._news.ring()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

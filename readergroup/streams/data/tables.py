@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  pyarrow loads it late, which fails while the process ends
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 

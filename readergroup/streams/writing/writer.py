@@ -50,7 +50,7 @@ from synchronizer import (
 from synchronizer.arguments import check_duration, check_items
 from synchronizer.clock import is_manual, wait_on
 from synchronizer.loggers import get_logger
-from synchronizer.threads.flag import Bell
+from synchronizer.threads.flag import Bell, Flag
 from synchronizer.threads.loading import loading
 from synchronizer.threads.task_threads import Task
 
@@ -221,6 +221,7 @@ class EventWriter(Generic[T]):
         self._is_idle = True  # nothing is to be sent: the next write schedules it
         self._is_stepping = False  # threads are in `_send`
         self._flushing: set[object] = set()  # calls that wait for everything to be stored
+        self.begun_writes: set[Flag] = set()  # that have not ended
 
     # ------------------------------------------------------------------ writing
 
@@ -562,6 +563,31 @@ class EventWriter(Generic[T]):
         """Whether a write would not wait for room."""
         return self._unstored <= MAX_UNSTORED_BYTES
 
+    def begin_write(self) -> Callable[[], None]:
+        """Let `close` wait, up to its timeout, for a write that follows. Return the function that ends this."""
+        write = Flag()
+
+        def end() -> None:
+            # Without the lock: a task that is collected as garbage may call it in a thread that holds the lock.
+            self.begun_writes.discard(write)
+            write.set()
+
+        with self._lock:
+            self._check_usable()
+            self.begun_writes.add(write)
+        return end
+
+    def _wait_for_writes(self, deadline: Deadline) -> bool:
+        """Wait for the writes that have begun. Return False if one takes longer; a failed writer waits for none."""
+        with self._lock:
+            writes = list(self.begun_writes)
+        for write in writes:
+            while not write.is_set() and self._failure is None:
+                if deadline.passed:
+                    return False
+                wait_on(self._clock, write, deadline.remaining(1.0))
+        return True
+
     def transaction(self) -> Transaction[T]:
         """Begin a transaction: ``with writer.transaction() as txn: txn.write(...)`` stores all its events or none.
 
@@ -661,6 +687,7 @@ class EventWriter(Generic[T]):
 
     def _close_until(self, deadline: Deadline) -> None:
         """`close`, with a deadline that may be on another clock."""
+        is_whole = self._wait_for_writes(deadline)
         with self._lock:
             has_ended = self._ended
             self._closed = True
@@ -675,9 +702,11 @@ class EventWriter(Generic[T]):
         try:
             if not is_failed:
                 self._store_until(deadline)
+            if not is_whole:
+                raise DeadlineExceededError("a write has not ended in time", stream=self.stream)
         except ReaderGroupError:
             self._end()
-            self._give_up()  # does nothing if the writer failed
+            self._give_up(is_whole=is_whole)  # does nothing if the writer failed
             with self._lock:
                 self._raise_failure()
         self._end()
@@ -878,12 +907,13 @@ class EventWriter(Generic[T]):
         self._lanes.follow(state)
         self._appender.follow(state)
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, is_whole: bool = True) -> None:
         """Take no more events: the writer was closed, and its deadline has passed."""
         with self._lock:
             is_in_doubt = any(batch.in_doubt for batch in self._round)
         kind = OutcomeUnknownError if is_in_doubt else DeadlineExceededError
-        self._fail(kind("the writer was closed before all events were stored"), self._trouble)
+        before = "all events were stored" if is_whole else "an earlier write, perhaps a cancelled one, had ended"
+        self._fail(kind(f"the writer was closed before {before}"), self._trouble)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         """Take no more events, and count those that were not stored."""

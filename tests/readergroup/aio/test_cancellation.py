@@ -9,8 +9,8 @@ import asyncio
 import gc
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import pyarrow
@@ -19,7 +19,7 @@ import pytest
 import readergroup as rg
 import synchronizer as sync
 from readergroup import aio
-from readergroup.aio.calls import CALL_THREADS, WAIT_THREADS
+from readergroup.aio.calls import CALL_THREADS, END_THREADS, WAIT_THREADS, Threads
 from readergroup.scaling.awaiting import LoopEndedError, run_on
 from readergroup.streams.data.write_batch import MAX_UNSTORED_BYTES
 from tests.readergroup.aio.cancellations import cancellations
@@ -583,8 +583,113 @@ def test_closing_a_writer_waits_no_longer_than_its_timeout_for_a_cancelled_batch
                 await writer.close()
             await writer.close(timeout=0.0)
             held.release()
-            await until(lambda: "a cancelled call" in caplog.text and "the writer is closed" in caplog.text)
+            await until(lambda: "a cancelled call" in caplog.text and "the writer was closed" in caplog.text)
         assert not world.other.batch.segment_ranges(STREAM)
+
+    in_world(test)
+
+
+def is_close_waiting(writer: aio.EventWriter[bytes]) -> bool:
+    """Whether a close waits, in its thread, for a write that is held in another thread."""
+    return any(write._sleeping for write in writer._wrapped.begun_writes)
+
+
+async def cancel_all_during_close(client: aio.Client, writer: aio.EventWriter[bytes]) -> None:
+    others = asyncio.all_tasks()
+    closing = asyncio.create_task(writer.close())
+    assert not await overtakes(writer, closing)
+    for task in asyncio.all_tasks() - others:
+        task.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+
+
+async def close_client(client: aio.Client, writer: aio.EventWriter[bytes]) -> None:
+    await client.close()
+
+
+async def cancel_all_during_close_of_client(client: aio.Client, writer: aio.EventWriter[bytes]) -> None:
+    others = asyncio.all_tasks()
+    closing = asyncio.create_task(client.close())
+    await until(lambda: closing.done() or is_close_waiting(writer))
+    assert not closing.done()
+    for task in asyncio.all_tasks() - others:
+        task.cancel()
+    await asyncio.wait([closing])
+    await client.close()  # while the cancelled one still waits for threads
+
+
+End = Callable[[aio.Client, aio.EventWriter[bytes]], Coroutine[Any, Any, None]]
+ENDS: Final[Sequence[End]] = (cancel_all_during_close, cancel_all_during_close_of_client, close_client)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@both_ways
+def test_a_cancelled_batch_is_stored_before_the_end(write: Writing, end: End) -> None:
+    async def test(world: World) -> None:
+        async with cancelled_write(world, write) as (writer, held), aio.Client(world.store) as client:
+            world.client, client = client, world.client  # the end closes the first one
+            ending = asyncio.create_task(end(client, writer))
+            await until(lambda: writer._wrapped._closed or is_close_waiting(writer))
+            held.release()
+            await ending
+            await until(lambda: writer._wrapped not in writer._wrapped._manager.open_writers)
+            assert stored(world) == [b"1", b"2"]
+            await client.close()
+
+    in_world(test)
+
+
+def test_a_client_closes_although_a_cancelled_batch_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("readergroup.aio.calls.CLOSE_SECONDS", 0.0)
+
+    async def test(world: World) -> None:
+        async with cancelled_write(world, timeout=0.05) as (_, held):
+            client, world.client = world.client, aio.Client(world.store)
+            with pytest.raises(rg.DeadlineExceededError, match="before an earlier write"):
+                await client.close()
+            held.release()
+            await until(lambda: "a cancelled call" in caplog.text and "the writer was closed" in caplog.text)
+        assert not world.other.batch.segment_ranges(STREAM)
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("is_client", [False, True])
+def test_calls_that_wait_for_a_cancelled_batch_end_with_the_writer_and_the_client(
+    is_client: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("readergroup.aio.calls.CLOSE_SECONDS", 0.0)
+
+    async def test(world: World) -> None:
+        async with cancelled_write(world, timeout=1000.0) as (writer, held):
+            transaction = await writer.transaction()
+            calls = [
+                writer.flush(),
+                writer.write(b"3", "key"),
+                writer.write_batch([b"4"], ["key"]),
+                transaction.commit(),
+            ]
+            waiting = [asyncio.create_task(call) for call in calls]
+            await until(lambda: len(writer._room._waiters or ()) == len(waiting))  # type: ignore[attr-defined]
+            if is_client:
+                client, world.client = world.client, aio.Client(world.store)
+                closing = asyncio.create_task(client.close())
+            else:
+                with pytest.raises(rg.DeadlineExceededError, match="before an earlier write"):
+                    await writer.close(timeout=0.01)
+            await until(lambda: all(each.done() for each in waiting))
+            expected = rg.ClosedError if is_client else rg.DeadlineExceededError
+            assert {type(each.exception()) for each in waiting} == {expected}
+            held.release()
+            if is_client:
+                await closing
+                assert stored(world) == [b"1", b"2"]
+            else:
+                with pytest.raises(rg.DeadlineExceededError):
+                    await transaction.__aexit__(None, None, None)
 
     in_world(test)
 
@@ -849,6 +954,54 @@ def test_a_handler_that_raises_a_cancellation_of_its_own_has_failed() -> None:
 
 
 # ---------------------------------------------------------------------- the end
+
+
+@contextmanager
+def busy(threads: Threads, number: int) -> Iterator[None]:
+    """Let calls have all these threads during the block."""
+    are_free = threading.Event()
+    for _ in range(number):
+        threads.start(are_free.wait)
+    try:
+        yield
+    finally:
+        are_free.set()
+
+
+def test_what_is_closed_or_released_waits_for_no_other_call() -> None:
+    async def test(world: World) -> None:
+        await fill(world.client, 0)
+        group = await world.client.groups.create("billing", streams=[STREAM])
+        reader = await group.reader("reader")
+        unregister = await group.segment_notifier.register_listener(lambda _: None)
+        writer = await world.client.writer(STREAM, timeout=1000.0)
+        await writer.write(b"event")
+        async with world.client.lock("name") as lock:
+            calls = world.client._calls
+            with busy(calls._calls, CALL_THREADS), busy(calls._waits, WAIT_THREADS):
+                await writer.close()
+                await reader.close()
+                await unregister()
+                await lock.release()
+        assert stored(world) == [b"event"]
+
+    in_world(test)
+
+
+def test_closing_a_writer_waits_no_longer_than_its_timeout_for_other_closes() -> None:
+    async def test(world: World) -> None:
+        await fill(world.client, 0)
+        writer = await world.client.writer(STREAM, timeout=1000.0)
+        cancelled = await world.client.writer(STREAM, timeout=1000.0)
+        with busy(world.client._calls._ends, END_THREADS):
+            with pytest.raises(rg.DeadlineExceededError, match="other closes"):
+                await writer.close(timeout=0.01)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await cancelled.close()
+        await until(lambda: not writer._wrapped._manager.open_writers)
+
+    in_world(test)
 
 
 def test_a_client_closes_though_its_close_was_cancelled() -> None:

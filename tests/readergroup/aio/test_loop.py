@@ -255,6 +255,38 @@ def test_the_process_ends_with_all_things_open(tmp_path: object, is_interrupted:
         assert [event.data for event in client.batch.read(part)] == [b"event"]
 
 
+BATCH_AT_THE_END = """
+import asyncio, time, readergroup.aio as aio
+
+async def main():
+    client = await aio.connect("sqlite:///shop.db")
+    await client.streams.create("shop/orders")
+    writer = await client.writer("shop/orders")
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def events():
+        loop.call_soon_threadsafe(begun.set)
+        while not any(write._sleeping for write in writer._wrapped.begun_writes):
+            time.sleep(0.001)  # until the end of the process closes the writer
+        yield b"event"
+
+    writing = asyncio.create_task(writer.write_batch(events()))
+    await begun.wait()
+
+asyncio.run(main())
+"""
+
+
+def test_the_end_of_the_process_waits_for_a_cancelled_batch(tmp_path: object) -> None:
+    options: Any = {"capture_output": True, "text": True, "cwd": str(tmp_path), "timeout": 60}
+    process = subprocess.run([sys.executable, "-c", BATCH_AT_THE_END], **options)
+    assert (process.returncode, process.stderr) == (0, "")
+    with rg.connect(f"sqlite:///{tmp_path}/shop.db") as client:
+        (part,) = client.batch.segment_ranges("shop/orders")
+        assert [event.data for event in client.batch.read(part)] == [b"event"]
+
+
 def test_a_closed_client_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("readergroup.aio.calls.CLOSE_SECONDS", 0.05)
 
