@@ -1,10 +1,10 @@
 """Runs blocking calls in threads, and brings their outcomes back to the event loop.
 
-Three bounded pools for each client. Calls whose time the store's timeouts bound share the first one. Calls that wait
+Four bounded pools for each client. Calls whose time the store's timeouts bound share the first one. Calls that wait
 for other processes or tasks, such as a checkpoint for its readers, share the second one, so that they cannot keep the
-others from running. What closes or releases something has the third one, for others may wait for just that. A call that
-has begun in a thread cannot be cancelled: it runs to its end, and its result is dropped, or undone if something was
-opened.
+others from running. Releases, for which others may wait, have the third one, and closing what may wait for a listener
+has the fourth, for the listener may wait for a release. A call that has begun in a thread cannot be cancelled: it runs
+to its end, and its result is dropped, or undone if something was opened.
 """
 
 from __future__ import annotations
@@ -320,6 +320,7 @@ class Calls:
     def __init__(self) -> None:
         self._calls = Threads("readergroup.aio call", CALL_THREADS)
         self._waits = Threads("readergroup.aio wait", WAIT_THREADS)
+        self._releases = Threads("readergroup.aio release", END_THREADS)
         self._ends = Threads("readergroup.aio end", END_THREADS)
         self._own: WeakSet[Threads] = WeakSet()
         self._news: WeakSet[News] = WeakSet()
@@ -371,9 +372,13 @@ class Calls:
                 "other calls of this client waited for the store; this one was not begun, repeat it", timeout=timeout
             ) from None
 
-    async def end(self, function: Callable[[], object]) -> None:
-        """Run what closes or releases something, as `Threads.end`. Other calls do not keep it from running."""
-        await self._ends.end(function)
+    async def end(self, function: Callable[[], object], *, waits: bool = False) -> None:
+        """Run what closes or releases something, as `Threads.end`. Other calls do not keep it from running.
+
+        What ``waits`` for listeners does not keep the rest from running.
+        """
+        threads = self._ends if waits else self._releases
+        await threads.end(function)
 
     async def end_by(self, deadline: float, function: Callable[[float], object]) -> None:
         """As `end`, for a function that takes the seconds that it may use.
@@ -382,7 +387,7 @@ class Calls:
             DeadlineExceededError: Other closes had all threads until the deadline. It is called after them, with 0.
         """
         try:
-            await self._ends.end_by(deadline, function)
+            await self._releases.end_by(deadline, function)
         except NotBegunError:
             raise DeadlineExceededError(
                 "other closes of this client take longer than the timeout; this one follows them, and gives up what is "
@@ -395,7 +400,7 @@ class Calls:
 
     def start(self, function: Callable[[], object]) -> None:
         """Run what closes or releases something, and log its error. Does nothing if the client is closed."""
-        self._ends.run(function)
+        self._releases.run(function)
 
     def single(self, name: str, *, is_same: bool = False) -> Threads:
         """Return one thread for calls that must not run at the same time; ``is_same``: always the same thread."""
@@ -430,7 +435,7 @@ class Calls:
 
     @property
     def _all(self) -> list[Threads]:
-        return [self._calls, self._waits, self._ends, *self._own]
+        return [self._calls, self._waits, self._releases, self._ends, *self._own]
 
     def end_threads(self) -> None:
         """Take no more calls. Does not wait for those that arrived."""

@@ -346,7 +346,8 @@ class Client:
                 self._closing = asyncio.ensure_future(self._close())
                 self._closing.add_done_callback(retrieve)
             closing = self._closing
-            await asyncio.wait([closing])
+            if not closing.done():  # perhaps in another loop, which has ended
+                await asyncio.wait([closing])
             if not closing.cancelled():
                 return closing.result()
 

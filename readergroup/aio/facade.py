@@ -38,7 +38,7 @@ class ClosableFacade(Facade[W]):
 
     async def close(self) -> None:
         """Close it. Closing twice is no error."""
-        await self._calls.end(self._wrapped.close)  # type: ignore[attr-defined]
+        await self._calls.end(self._wrapped.close, waits=True)  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ import gc
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import pyarrow
@@ -978,7 +978,10 @@ def test_what_is_closed_or_released_waits_for_no_other_call() -> None:
         await writer.write(b"event")
         async with world.client.lock("name") as lock:
             calls = world.client._calls
-            with busy(calls._calls, CALL_THREADS), busy(calls._waits, WAIT_THREADS):
+            others = ((calls._calls, CALL_THREADS), (calls._waits, WAIT_THREADS), (calls._ends, END_THREADS))
+            with ExitStack() as stack:
+                for threads, number in others:
+                    stack.enter_context(busy(threads, number))
                 await writer.close()
                 await reader.close()
                 await unregister()
@@ -993,7 +996,7 @@ def test_closing_a_writer_waits_no_longer_than_its_timeout_for_other_closes() ->
         await fill(world.client, 0)
         writer = await world.client.writer(STREAM, timeout=1000.0)
         cancelled = await world.client.writer(STREAM, timeout=1000.0)
-        with busy(world.client._calls._ends, END_THREADS):
+        with busy(world.client._calls._releases, END_THREADS):
             with pytest.raises(rg.DeadlineExceededError, match="other closes"):
                 await writer.close(timeout=0.01)
             with pytest.raises(TimeoutError):

@@ -18,8 +18,9 @@ import pytest
 import readergroup as rg
 from readergroup import aio
 from readergroup.aio.calls import CALL_THREADS, WAIT_THREADS, Threads
+from synchronizer import open_store
 from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
-from tests.waiting import STARTS_A_THREAD
+from tests.waiting import PATIENCE_SECONDS, STARTS_A_THREAD
 from tests.waiting import until as wait_until
 
 #: The most that one step of the loop may compute. Processor time: others may have the machine.
@@ -159,6 +160,19 @@ def test_no_step_of_the_loop_computes_for_long(monkeypatch: pytest.MonkeyPatch) 
     # The slowest may have met a collection of garbage, which takes as long as the whole test run has objects.
     slowest = sorted(steps, reverse=True)
     assert slowest[3][0] < STEP_SECONDS, slowest[:5]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_closed_client_is_closed_again_in_another_loop(is_closed: bool) -> None:
+    client = aio.Client(open_store("memory://"))
+    first = asyncio.new_event_loop()
+    try:
+        first.run_until_complete(client.close())
+        if is_closed:
+            first.close()
+        asyncio.run(asyncio.wait_for(client.close(), PATIENCE_SECONDS))
+    finally:
+        first.close()
 
 
 def test_closing_ends_all_threads() -> None:
