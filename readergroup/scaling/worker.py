@@ -459,14 +459,8 @@ class Worker(Generic[T]):
                     raise
                 failures += 1
                 pause = growing_pause(failures, first=0.05, most=_MAX_PAUSE_SECONDS)
-                self._logger.warning(
-                    "the next try to set %s aside is in %.3g s: %s",
-                    *(event.pointer, pause, error),
-                    extra={"segment": event.segment},
-                )
-                if self._clock.wait(self._stopping, pause):
+                if not self._waited(pause, event, f"set {event.pointer} aside", error):
                     raise WorkerStoppedError from error
-                self._go_on()
 
     def _skip_in_sink(self, event: Event[T]) -> None:
         """Let the sink's position pass the event."""
@@ -476,17 +470,21 @@ class Worker(Generic[T]):
                 return self._sink.skip(event)
             except StoreUnavailableError as error:
                 failures += 1
-                pause = pause_of_sink(failures)
-                self._logger.warning(
-                    "the next try to store the position behind %s is in %.3g s: %s",
-                    *(event.pointer, pause, error),
-                    extra={"segment": event.segment},
-                )
-                if self._clock.wait(self._stopping, pause):
+                what = f"store the position behind {event.pointer}"
+                if not self._waited(pause_of_sink(failures), event, what, error):
                     raise NotHandledError(WorkerStoppedError()) from error
-                self._go_on()
             except ReaderGroupError as error:
                 raise NotHandledError(error) from error
+
+    def _waited(self, pause: float, event: Event[T], what: str, error: ReaderGroupError) -> bool:
+        """Wait for the next try to do ``what``, which has failed. Return False if the worker was stopped meanwhile."""
+        self._logger.warning(
+            "the next try to %s is in %.3g s: %s", what, pause, error, extra={"segment": event.segment}
+        )
+        if self._clock.wait(self._stopping, pause):
+            return False
+        self._go_on()
+        return True
 
     def _failed(self, event: Event[T], error: Exception, attempts: int) -> HandlerError:
         return HandlerError(

@@ -288,7 +288,7 @@ class NatsConnection:
     def _check_open(self) -> None:
         if self._is_closed or os.getpid() != self._process_id:
             raise self._closed()
-        if sys.is_finalizing():  # the hidden thread runs no more: without this, the call would wait for it in vain
+        if sys.is_finalizing():  # the hidden thread has stopped, and would never answer
             raise ClosedError(
                 "the program is ending, and the connection with it; close the client before", url=self._address.url
             )
