@@ -35,16 +35,26 @@ def client_of(address: StoreAddress) -> Client:
     """Return this process's client of the address. It stays open as long as the process runs."""
     key = os.getpid(), address.usable()
     if key not in _clients:
-        # A worker collects garbage after each task: freezing exempts the modules imported so far.
-        gc.freeze()
         clock = SystemClock()
         _clients[key] = Client(open_store(key[1], clock=clock, must_exist=True), clock=clock)
+        exempt_from_collections("the client")
     return _clients[key]
 
 
 def backoff_of(client: Client) -> Backoff:
     """Return the backoff of one call with an unavailable store: an error in planning would end a streaming query."""
     return Backoff(client.clock, Deadline(client.clock, client.timeout))
+
+
+@cache
+def exempt_from_collections(loaded: str) -> None:
+    """Exempt what a worker has loaded so far from its collections of garbage: it makes one after each task.
+
+    To look through all modules takes up to 80 ms. Call this once for each thing that is ``loaded``, because what is
+    exempt is never collected. Arrow is one: it loads Pandas, where it is installed, for the first array.
+    """
+    if _is_worker():
+        gc.freeze()
 
 
 def quiet(batches: Iterator[T]) -> Iterator[T]:

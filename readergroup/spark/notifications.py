@@ -27,7 +27,7 @@ from ..record.arrow import SCHEMA, record_batches
 from ..record.entries import RecordRange
 from ..record.record import NotificationRecord, entries
 from ..streams.data.boundaries import next_boundary
-from .connection import backoff_of, client_of
+from .connection import backoff_of, client_of, exempt_from_collections
 from .offsets import VERSION, check_version
 from .options import NotificationOptions, notification_options
 
@@ -41,6 +41,10 @@ _IDLE_SECONDS: Final = 0.1
 
 class NotificationSource(DataSource):
     """Notifications as DataFrames. Spark creates one source for each ``load()``, in a process of its own."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        exempt_from_collections("the source")
 
     @classmethod
     def name(cls) -> str:

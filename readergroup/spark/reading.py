@@ -18,7 +18,7 @@ from synchronizer.loggers import get_logger
 from ..batch.ranges import SegmentRange
 from ..client import Client
 from ..streams.state import StreamState
-from .connection import backoff_of, client_of, quiet, widen_pipe
+from .connection import backoff_of, client_of, exempt_from_collections, quiet, widen_pipe
 from .options import ReadOptions
 from .planning import Ranges, planned
 from .retention import DataLoss, moved_to_data
@@ -84,4 +84,6 @@ def record_batches(partition: InputPartition, rows: Rows, options: ReadOptions) 
                 break
             if batch is None:
                 break
-            yield rows.of(batch)
+            table = rows.of(batch)
+            exempt_from_collections("Arrow")
+            yield table

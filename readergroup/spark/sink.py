@@ -26,7 +26,7 @@ from ..client import Client
 from ..streams.transactions.committed import Committer
 from ..streams.transactions.staging import StagedPart, Staging
 from ..streams.transactions.transaction import Transactions
-from .connection import client_of
+from .connection import client_of, exempt_from_collections
 from .digest import EventsDigest, digest_of_all, is_of_all
 from .options import WriteOptions
 from .sink_rows import check_columns, checked_events, gathered, rows_by_stream
@@ -200,6 +200,7 @@ class _Sink:
             for each in storing:
                 each.result()
             parts = {stream: staging.finish() for stream, staging in stagings.items()}
+            exempt_from_collections("Arrow")
             return Staged(_task().partitionId(), key, parts, dict(digests))
 
     def committer(self, stream: str, key: str) -> Committer:

@@ -6,6 +6,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from .connection import exempt_from_collections
 from .notifications import NotificationSource
 from .options import ReadOptions, WriteOptions, read_options, write_options
 from .reading import BatchReader
@@ -16,6 +17,10 @@ from .stream_reading import StreamReader
 
 class ReaderGroupSource(DataSource):
     """Streams as DataFrames. Spark creates one source for each ``load()``, in a process of its own."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        exempt_from_collections("the source")
 
     @classmethod
     def name(cls) -> str:
