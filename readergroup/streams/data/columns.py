@@ -94,7 +94,7 @@ class _Columns:
         return pyarrow.Array.from_buffers(_TYPES["event"], self._rows, buffers)
 
     def offset(self) -> pyarrow.Array:
-        return pyarrow.array(numpy.concatenate(list(map(_offsets, self._slices, self._tables))))
+        return _array(numpy.concatenate(list(map(_offsets, self._slices, self._tables))), _TYPES["offset"])
 
     def routing_key(self) -> pyarrow.Array:
         if self._rows < _FEW_ROWS * len(self._slices):
@@ -112,14 +112,14 @@ class _Columns:
             numbered = [(len(keys), numbers) for keys, numbers in found]
         firsts = accumulate([count for count, _ in numbered], initial=0)
         indices = [numbers.astype(numpy.int32) + first for (_, numbers), first in zip(numbered, firsts, strict=False)]
-        return names.take(pyarrow.array(numpy.concatenate(indices)))
+        return names.take(_array(numpy.concatenate(indices), pyarrow.int32()))
 
     def written_at(self) -> pyarrow.Array:
         times = numpy.repeat(
             numpy.array([each.block.written_at for each in self._slices], numpy.int64),
             [each.size for each in self._slices],
         )
-        return pyarrow.array(times).cast(_TYPES["written_at"])
+        return _array(times, _TYPES["written_at"])
 
     def headers(self) -> pyarrow.Array:
         kind = _TYPES["headers"]
@@ -146,6 +146,11 @@ class _Columns:
         if self._rows > MAX_ROWS:
             return pyarrow.repeat(pyarrow.scalar(value, kind), self._rows)
         return _constant(value, kind).slice(0, self._rows)
+
+
+def _array(values: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+    """Return the values without copying or converting them."""
+    return pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values)])
 
 
 def _event_times(each: BlockSlice) -> NDArray[numpy.int64]:
