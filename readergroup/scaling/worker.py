@@ -268,7 +268,7 @@ class Worker(Generic[T]):
             if not self._set_aside_if_deadly(event):
                 self._handle_batch(handle, batch.only(index))
             if self._reader is not None:
-                self._reader.commit(event)
+                self._until_stored(event, partial(self._reader.commit, event), "commit")
             hand.put_down()
 
     def _begin(self, hand: Hand, batch: EventBatch[T]) -> bool:
@@ -445,8 +445,8 @@ class Worker(Generic[T]):
     def _new_letter_writer(self, stream: str) -> EventWriter[DeadLetter]:
         return EventWriter(self._task.client.streams, stream, serializer=PydanticSerializer(DeadLetter))
 
-    def _until_stored(self, event: Event[T], call: Callable[[], R]) -> R:
-        """Return the result of a call that sets the event aside. Repeat it while the store is away or full.
+    def _until_stored(self, event: Event[T], call: Callable[[], R], to: str = "set aside") -> R:
+        """Return the result of a call that stores what becomes of the event. Repeat it while the store is away or full.
 
         A reader waits for the store in the same way. If the worker ended instead, its segments would wait for another.
         """
@@ -459,7 +459,7 @@ class Worker(Generic[T]):
                     raise
                 failures += 1
                 pause = growing_pause(failures, first=0.05, most=_MAX_PAUSE_SECONDS)
-                if not self._waited(pause, event, f"set {event.pointer} aside", error):
+                if not self._waited(pause, event, f"{to} {event.pointer}", error):
                     raise WorkerStoppedError from error
 
     def _skip_in_sink(self, event: Event[T]) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -23,6 +24,8 @@ import pytest
 import readergroup as rg
 from readergroup.scaling import pool as pool_module
 from readergroup.scaling import worker_process
+from readergroup.scaling.in_hand import InHand, SharedHand
+from readergroup.scaling.worker import Worker
 from readergroup.sinks import SqlSink
 from synchronizer import StoreUnavailableError, open_store
 from synchronizer.testing import FailingStore, Operation
@@ -908,6 +911,38 @@ def test_a_worker_whose_handler_fails_in_an_outage_goes_on_after_it(store_url: s
         assert handle.handled == written  # and none twice
         assert len(handle.workers) == 1
         assert [event.data.data for event in dead_letters(client, DEAD)] == [b"e00005"]
+
+
+@pytest.mark.stores("sqlite")
+def test_a_worker_that_repeats_what_a_dead_one_had_in_hand_goes_on_after_an_outage(store_url: str) -> None:
+    handled: list[str] = []
+    refused = 0
+
+    def away(operation: Operation) -> None:
+        nonlocal refused
+        refused += 1
+        raise StoreUnavailableError("away")
+
+    def handle(batch: rg.EventBatch[bytes]) -> None:
+        handled.extend(event.data.decode() for event in batch)
+        if handled == ["e00000"]:
+            store.before = away
+
+    with FailingStore(open_store(store_url)) as store, rg.Client(store, timeout=0.2) as client:
+        client.streams.create(STREAM)
+        group = client.groups.create("billing", streams=[STREAM])
+        written = one_key(client, 5)
+        (events,) = client.batch.segment_ranges(STREAM)
+        died_over = InHand.of(next(client.batch.read(events)))
+        worker = Worker(group.pool(handle_batch=handle).task, "second", SharedHand().open())
+        worker.note_deaths(died_over, 1)
+        running = InThread(partial(worker.run, lambda: None))
+        until(lambda: refused >= 30, "the store is away for longer than the timeout")
+        store.before = None
+        until(lambda: len(handled) == len(written), "all events are handled")
+        worker.stop()
+        running.join()
+        assert handled == written  # and none twice
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
