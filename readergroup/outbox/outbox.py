@@ -176,6 +176,7 @@ class Outbox(Generic[T]):
         Raises:
             NotFoundError: The outbox table does not exist.
             StoreUnavailableError: The database does not answer.
+            DeadlineExceededError: The store of the streams does not answer.
         """
         check_duration(lease_seconds, "lease_seconds", above_zero=True, finite=True)
         outbox_id = self._in_session(self._table.outbox_id)
@@ -192,7 +193,13 @@ class Outbox(Generic[T]):
         return relay
 
     def lag(self) -> OutboxLag:
-        """Return how many committed events wait in the outbox, and how old they are, by stream."""
+        """Return how many committed events wait in the outbox, and how old they are, by stream.
+
+        Raises:
+            NotFoundError: The outbox table does not exist.
+            StoreUnavailableError: The database does not answer.
+            DeadlineExceededError: The store of the streams does not answer.
+        """
         outbox_id = self._in_session(self._table.outbox_id)
         with closing(self._state(outbox_id)) as state:
             stuck = state.fetch_updates().stuck
