@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from abc import abstractmethod
 from collections.abc import Sequence
+from inspect import formatannotation
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import msgpack
@@ -17,7 +18,7 @@ from .comparing import is_equal
 from .error_translation import raise_interrupt_in
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
 from .log.entries import Revision
-from .value_classes import check_class_of_values, check_unfinished
+from .value_classes import PLAIN, check_class_of_values, check_unfinished, classes_of
 
 #: Large enough for most packed updates. The buffer grows for the others.
 _BUFFER_BYTES: Final = 512
@@ -128,6 +129,10 @@ class StateCodec(Generic[S]):
             if self._classes.setdefault(update.tag, update) is not update:
                 raise InvalidArgumentError(f"two updates have the tag {update.tag!r}; give each its own")
         check_unfinished([state_type, *updates])
+        self._fields = {
+            name: classes_of(field.annotation) for name, field in state_type.model_fields.items() if not field.exclude
+        }
+        self._checked: set[type[Update[S]]] = set()
 
     def encode_updates(self, updates: Sequence[Update[S]]) -> bytes:
         rows = []
@@ -147,6 +152,41 @@ class StateCodec(Generic[S]):
                 state=type(state).__name__,
                 expected=self.state_type.__name__,
             )
+
+    def check_changes(self, before: S, after: S, updates: Sequence[Update[S]], *, is_small: bool) -> None:
+        """Raise `InvalidArgumentError` if ``apply_to`` put a value into the state that a snapshot would not give back.
+
+        Each time, it checks the classes of the fields that were changed, so the cost does not grow with the state. The
+        first time for each class of updates, in a small state, it looks at the whole values.
+        """
+        old, new, classes = before.__dict__, after.__dict__, self._fields
+        changed = [name for name in classes if new[name] is not old[name]]
+        are_checked = not is_small or all(type(each) in self._checked for each in updates)
+        if are_checked and all(_is_of(new[name], classes[name]) for name in changed):
+            return
+        for name in self._not_given_back(after, changed):
+            raise InvalidArgumentError(
+                "apply_to put a value into a field that would be read back as another one, or not at all; use a value "
+                "of the declared type",
+                update=type(updates[-1]).__name__,
+                field=name,
+                value=reprlib.repr(new[name]),
+                declared=formatannotation(self.state_type.model_fields[name].annotation),
+            )
+        self._checked.update(map(type, updates))
+
+    def _not_given_back(self, state: S, fields: Sequence[str]) -> Sequence[str]:
+        """Return those of the fields whose values a snapshot of the state would not give back."""
+        try:
+            read = self.decode_snapshot(_pack(["s", self.state_type.state_format, 0, _fields(state)]))[0]
+        except PydanticSerializationError:
+            return [name for name in fields if not _is_of(state.__dict__[name], self._fields[name])]
+        except (CorruptStateError, UnknownUpdateError) as error:
+            found = error.__cause__
+            assert isinstance(found, ValidationError)
+            wrong = {part for each in found.errors() for part in each["loc"][:1]}
+            return [name for name in fields if name in wrong]
+        return [name for name in fields if not _is_same_in(name, read, state)]
 
     def encode_initial(self, state: S) -> bytes:
         self.check_state(state)
@@ -235,6 +275,12 @@ class StateCodec(Generic[S]):
         return _validate(update, fields, tag=tag)
 
 
+def _is_of(value: object, classes: tuple[type, ...]) -> bool:
+    """Whether the value is of one of the classes, of which there may be none; True is no int here."""
+    kind = type(value)
+    return kind in classes or not classes or (kind not in PLAIN and isinstance(value, classes))
+
+
 def _written_by_a_newer_release(kind: object) -> UnknownUpdateError:
     return UnknownUpdateError("a newer release wrote this entry; deploy that release here", kind=kind)
 
@@ -269,12 +315,16 @@ def _check_fields(read: BaseModel, given: BaseModel) -> None:
 
 
 def _is_same(read: State | None, written: State | None) -> bool:
-    """Return whether the states are equal, in fields of the same types: 1 is not True here, and a dict is no `Map`."""
+    """Return whether the states are equal, in fields of the same types."""
     if read is None or written is None:
         return read is written
-    return is_equal(read, written) and all(
-        type(getattr(read, name)) is type(getattr(written, name)) for name in type(read).model_fields
-    )
+    return is_equal(read, written) and all(_is_same_in(name, read, written) for name in type(read).model_fields)
+
+
+def _is_same_in(field: str, read: State | None, written: State) -> bool:
+    """Return whether the field has equal values of one type: 1 is not True here, and a dict is no `Map`."""
+    one, other = getattr(read, field), getattr(written, field)
+    return type(one) is type(other) and is_equal(one, other)
 
 
 M = TypeVar("M", bound=BaseModel)

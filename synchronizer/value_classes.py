@@ -22,7 +22,7 @@ _unfinished: Final = WeakKeyDictionary[type[BaseModel], bool]()
 _CHANGEABLE: Final = (MutableSequence, Mapping, Set)
 
 #: The types that most fields have.
-_PLAIN: Final = (str, int, float, bool, bytes)
+PLAIN: Final = (str, int, float, bool, bytes)
 
 #: The name and the type of a field, and whether it is read back as None if it is not written.
 _Field = tuple[str, Any, bool]
@@ -61,6 +61,22 @@ def check_unfinished(classes: Iterable[type[BaseModel]]) -> None:
             check_class_of_values(each, is_state=is_state)
 
 
+def classes_of(annotation: Any) -> tuple[type, ...]:
+    """Return the classes of which a value of this type is, or () if that is not known."""
+    meant = _meant(annotation)
+    origin = get_origin(meant)
+    if origin is Annotated:
+        return classes_of(get_args(meant)[0])
+    if origin in (Union, UnionType):
+        found = [classes_of(each) for each in get_args(meant)]
+        return tuple({each for classes in found for each in classes}) if all(found) else ()
+    if origin is Literal:
+        return tuple(set(map(type, get_args(meant))))
+    kind = NoneType if meant is None else origin or meant
+    is_known = isinstance(kind, type) and kind not in (Any, object) and not _is_typed_dict(kind)
+    return (kind,) if is_known else ()
+
+
 def _with_nested(checked: type[BaseModel], is_state: bool) -> Iterator[tuple[type, Sequence[_Field]]]:
     """Yield the class and all records in it, with those of their fields that need a closer look.
 
@@ -73,7 +89,7 @@ def _with_nested(checked: type[BaseModel], is_state: bool) -> Iterator[tuple[typ
         if not getattr(record, "__pydantic_complete__", True):
             _unfinished[checked] = is_state
         try:
-            found = [each for each in _fields_of(record) if not any(each[1] is kind for kind in _PLAIN)]
+            found = [each for each in _fields_of(record) if not any(each[1] is kind for kind in PLAIN)]
         except NameError:  # of a class that follows, or one that only pydantic knows
             _unfinished[checked] = is_state
             found = []

@@ -25,6 +25,9 @@ from .replica import Replica, Transition
 
 R = TypeVar("R")
 
+#: A state of so many bytes is looked through as a whole when it gets the first update of a class: in a millisecond.
+_SMALL_STATE_BYTES: Final = 16 * 1024
+
 NO_ATTRIBUTES: Final[Mapping[str, AttributeChange]] = MappingProxyType({})
 
 
@@ -143,8 +146,13 @@ class Decider(Generic[S]):
         data, checksum = encode_entry(self._writer_id, call, base.checksum, body)
         entry = Entry(base.next_offset, base.next_offset + len(data), self._writer_id, call, checksum, body)
         # Apply the body as it is read back, as every other process does.
-        change = self._follower.codec.read_back(body, decision.content)
+        codec = self._follower.codec
+        change = codec.read_back(body, decision.content)
         after, transition = base.apply(entry, change)
+        if transition.updates and base.state is not None and after.state is not None:
+            measured = self._follower.measured
+            at_most = measured.size + after.next_offset - measured.length  # if nothing was taken away since
+            codec.check_changes(base.state, after.state, transition.updates, is_small=at_most <= _SMALL_STATE_BYTES)
         self._check_size(base, after, transition)
         return NewEntry(base, call, data, after, transition, decision.attributes, decision.flushes)
 

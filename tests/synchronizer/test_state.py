@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import cached_property
 from math import isnan, nan
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NewType, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple, NewType, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -78,10 +78,11 @@ class Spoil(Update[Everything], tag="spoil"):
     what: str
 
     def apply_to(self, state: Everything, revision: Revision) -> Everything:
-        return state.replace(**SPOILED[self.what])
+        return state.replace(**{**SPOILED, **HARMLESS}[self.what])
 
 
-SPOILED: dict[str, dict[str, Any]] = {
+HARMLESS: Final[dict[str, dict[str, Any]]] = {"not at all": {"anything": "a text", "names": frozenset({"ann"})}}
+SPOILED: Final[dict[str, dict[str, Any]]] = {
     "a list for a tuple": {"points": [Point(x=1)]},
     "a dict for a Map": {"by_pair": {}},
     "an int for a float": {"number": 1},
@@ -817,9 +818,117 @@ class TestUpdateClasses:
             replica.update_state_unconditionally(Add.model_construct(amount="many"))
 
 
+Length = NewType("Length", int)
+
+
+class Kinds(State):
+    number: int = 0
+    perhaps: int | None = None
+    limited: Annotated[int, Field(ge=0)] = 0
+    word: Literal["a", "b"] | bytes = "a"
+    place: Path = Path("/")
+    length: Length = Length(0)
+    color: Color | None = None
+    items: tuple[int, ...] = ()
+
+
+PUT: Final[dict[str, dict[str, Any]]] = {"fields": {}}
+DECLARED: Final = {
+    "number": 1,
+    "perhaps": 2,
+    "limited": 3,
+    "word": b"b",
+    "place": Path("/tmp"),
+    "length": Length(4),
+    "color": Color.RED,
+    "items": (5,),
+}
+NEIGHBOURS: Final = {
+    "number": True,
+    "perhaps": 2.0,
+    "limited": "3",
+    "word": 1,
+    "place": "/tmp",
+    "length": 4.0,
+    "color": "blue",
+    "items": [5],
+}
+
+
+class Put(Update[Kinds], tag="put"):
+    def apply_to(self, state: Kinds, revision: Revision) -> Kinds:
+        return state.replace(**PUT["fields"])
+
+
 class TestStatesThatWouldNotComeBack:
     @pytest.mark.parametrize("what", SPOILED)
-    def test_a_snapshot_of_one_is_refused_before_the_mark_moves(self, what: str) -> None:
+    def test_an_update_that_makes_one_is_refused(self, what: str) -> None:
+        replica = everything()
+        length = replica.store.info("everything").length
+        for _ in range(2):
+            with pytest.raises(InvalidArgumentError):
+                replica.update_state_unconditionally(Spoil(what=what))
+        assert replica.store.info("everything").length == length
+        assert replica.state == Everything()
+
+    @pytest.mark.parametrize("size", [0, 100_000])
+    def test_a_value_of_another_class_than_the_fields_is_refused_each_time_at_any_size(self, size: int) -> None:
+        replica = everything()
+        replica.update_state_unconditionally(Become(fields={"data": bytes(size)}))
+        replica.compact()
+        for _ in range(2):
+            replica.update_state_unconditionally(Spoil(what="not at all"))
+            with pytest.raises(InvalidArgumentError, match="update='Spoil' field='number' .*declared='float'"):
+                replica.update_state_unconditionally(Spoil(what="a string for a number"))
+            with pytest.raises(InvalidArgumentError, match=r"field='points' .*declared='tuple\[.*Point, \.\.\.\]'"):
+                replica.update_state_unconditionally(Spoil(what="a list for a tuple"))
+
+    def test_one_of_long_ago_does_not_keep_other_fields_from_being_changed(
+        self, careless_release: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replica = everything()
+        replica.update_state_unconditionally(Spoil(what="a string for a number"))
+        monkeypatch.undo()
+        replica.update_state_unconditionally(Spoil(what="not at all"))
+        assert replica.state.number == "many"
+
+    def test_the_state_is_looked_through_once_for_each_class_of_updates(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        replica = everything()
+        replica.update_state_unconditionally(Spoil(what="not at all"))
+        monkeypatch.setattr(StateCodec, "decode_snapshot", None)
+        for _ in range(3):
+            replica.update_state_unconditionally(Spoil(what="not at all"))
+
+    def test_a_large_state_is_not_looked_through(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        replica = everything()
+        replica.update_state_unconditionally(Become(fields={"data": bytes(100_000)}))
+        monkeypatch.setattr(StateCodec, "decode_snapshot", None)
+        replica.update_state_unconditionally(Spoil(what="not at all"))
+
+    @pytest.mark.parametrize("values", [DECLARED, NEIGHBOURS])
+    def test_classes_are_those_that_a_snapshot_gives_back(
+        self, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replica = StateSynchronizer(open_store("memory://"), "kinds", initial=Kinds(), updates=[Put])
+        replica.update_state_unconditionally(Put())
+        for name, value in values.items():
+            monkeypatch.setitem(PUT, "fields", {name: value})
+            if values is DECLARED:
+                with monkeypatch.context() as patch:
+                    patch.setattr(StateCodec, "decode_snapshot", None)  # it need not be asked
+                    replica.update_state_unconditionally(Put())
+            else:
+                with pytest.raises(InvalidArgumentError, match=f"field='{name}'"):
+                    replica.update_state_unconditionally(Put())
+        assert replica.compact()
+
+    @pytest.fixture
+    def careless_release(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Updates are not checked, as in an earlier release."""
+        monkeypatch.setattr(StateCodec, "check_changes", lambda *_, **__: None)
+
+    @pytest.mark.parametrize("what", SPOILED)
+    def test_a_snapshot_of_one_is_refused_before_the_mark_moves(self, what: str, careless_release: None) -> None:
         replica = everything(compaction_bytes=None)
         assert replica.compact()
         mark = replica.store.attributes("everything")["mark"]
@@ -834,7 +943,7 @@ class TestStatesThatWouldNotComeBack:
 
     @pytest.mark.parametrize("what", SPOILED)
     def test_the_update_whose_compaction_is_refused_succeeds_all_the_same(
-        self, what: str, caplog: pytest.LogCaptureFixture
+        self, what: str, careless_release: None, caplog: pytest.LogCaptureFixture
     ) -> None:
         replica = everything(compaction_bytes=1)
         replica.update_state_unconditionally(Spoil(what=what))
