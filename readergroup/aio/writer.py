@@ -344,13 +344,16 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         """
         check_duration(timeout, "timeout", or_none=True)
         deadline = deadline_after(self.timeout if timeout is None else timeout)
-        if self._wrapped.begun_writes and self.failure is None and not self._calls.closed:
+        has_failed = self.failure is not None
+        if self._wrapped.begun_writes and not has_failed and not self._calls.closed:
             try:
                 await self._is_turn_by(deadline)
             except asyncio.CancelledError:
                 self._calls.start(partial(self._close, remaining(deadline)))
                 raise
         await self._calls.end_by(deadline, self._close)
+        if not has_failed and self.failure is not None:  # another close was told meanwhile
+            self._wrapped.flush(timeout=0.0)  # raises it
 
     def _close(self, timeout: float) -> None:
         """Close the writer, and end the calls that wait behind a write which has not ended. Runs in a thread."""

@@ -498,7 +498,7 @@ NOT_CALLED: Final[Mapping[str, frozenset[str]]] = {
         "Client.groups", "Client.streams", "Client.telemetry", "EventProcessor.active", "EventProcessor.error",
         "EventProcessor.join", "EventProcessor.latency", "EventProcessor.processed_bytes",
         "EventProcessor.processed_events", "EventWriter.begin_write", "EventWriter.failure",
-        "EventWriter.has_room", "EventWriter.transaction",
+        "EventWriter.has_ended", "EventWriter.has_room", "EventWriter.transaction",
         "HeldLock.check", "LeaderElection.check", "LeaderElection.check_open", "LeaderElection.fencing_token",
         "LeaderElection.is_candidate", "LeaderElection.is_leader", "LeaderElection.member_timeout_seconds",
         "LeaderElection.on_elected", "LeaderElection.on_lost", "LeaderElection.on_news", "Membership.is_member",

@@ -215,6 +215,11 @@ class EventWriter(Generic[T]):
         """Why the writer takes no more events for good; None while it does, or if it was closed without an error."""
         return self._failure
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was closed, so that another close has nothing to do."""
+        return self._ended and self not in self._manager.open_writers
+
     def _fresh_locks(self) -> None:
         self._lock = threading.Lock()  # guards the lanes and all counters
         self._progress = Bell()  # a thread has sent what it could, or the writer failed
@@ -687,20 +692,17 @@ class EventWriter(Generic[T]):
 
     def _close_until(self, deadline: Deadline) -> None:
         """`close`, with a deadline that may be on another clock."""
+        if self.has_ended:
+            return
+        if self._ended:  # by a close that still runs, or was interrupted: nothing more is stored
+            deadline = Deadline(self._clock, 0.0)
+        is_told = self._failure_told  # not by a close that runs at the same time
         is_whole = self._wait_for_writes(deadline)
         with self._lock:
-            has_ended = self._ended
             self._closed = True
             self._lanes.forget_keys()
-            is_failed = self._failure_told
-        if has_ended:
-            if self in self._manager.open_writers:  # the close that ended it was interrupted
-                self._end()
-                if self._unstored:
-                    self._give_up()
-            return
         try:
-            if not is_failed:
+            if not is_told:
                 self._store_until(deadline)
             if not is_whole:
                 raise DeadlineExceededError("a write has not ended in time", stream=self.stream)

@@ -589,6 +589,27 @@ def test_closing_a_writer_waits_no_longer_than_its_timeout_for_a_cancelled_batch
     in_world(test)
 
 
+@pytest.mark.parametrize("is_client", [False, True])
+def test_closes_at_the_same_time_all_tell_that_the_writer_failed(
+    is_client: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("readergroup.aio.calls.CLOSE_SECONDS", 0.0)
+
+    async def test(world: World) -> None:
+        async with cancelled_write(world, timeout=1000.0) as (writer, _):
+            client, world.client = world.client, aio.Client(world.store)
+            long = asyncio.create_task(client.close() if is_client else writer.close())
+            await until(lambda: is_close_waiting(writer) or writer._room._waiters)  # type: ignore[attr-defined]
+            closes = [asyncio.create_task(writer.close(timeout=0.01)), long]
+            await asyncio.wait(closes)
+            assert {str(each.exception()) for each in closes} == {str(writer.failure)}
+            await writer.close()
+            with suppress(rg.DeadlineExceededError):
+                await client.close()
+
+    in_world(test)
+
+
 def is_close_waiting(writer: aio.EventWriter[bytes]) -> bool:
     """Whether a close waits, in its thread, for a write that is held in another thread."""
     return any(write._sleeping for write in writer._wrapped.begun_writes)

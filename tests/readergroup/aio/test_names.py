@@ -52,8 +52,8 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
     }),
     "for other parts of the SDK": frozenset({
         "Barrier.arrival", "Barrier.check_open", "Barrier.closed", "BatchClient.ranges_between",
-        "EventWriter.begin_write", "EventWriter.begun_writes", "EventWriter.has_room",
-        "EventWriter.wait_for_room", "LeaderElection.check_open",
+        "EventWriter.begin_write", "EventWriter.begun_writes", "EventWriter.has_ended",
+        "EventWriter.has_room", "EventWriter.wait_for_room", "LeaderElection.check_open",
         "LeaderElection.on_news", "ReaderGroup.open_reader",
         "ReaderGroupManager.note_skipped", "ReaderGroupManager.subscribers", "ReaderPool.task",
         "StateSynchronizer.wait_for_growth",

@@ -622,6 +622,31 @@ def test_closing_that_is_interrupted_may_be_made_again(
     assert all_events(streams) == [b"event"]
 
 
+def test_closes_at_the_same_time_all_tell_that_the_writer_failed(streams: StreamManager) -> None:
+    writer = open_writer(streams.store)
+    end = writer.begin_write()
+    (write,) = writer.begun_writes
+    errors: list[DeadlineExceededError] = []
+
+    def close() -> None:
+        try:
+            writer.close(timeout=SECONDS)
+        except DeadlineExceededError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(write._sleeping) == len(threads))
+    with pytest.raises(DeadlineExceededError, match="before an earlier write"):
+        writer.close(timeout=0.0)
+    for thread in threads:
+        thread.join()
+    assert [str(error) for error in errors] == [str(writer.failure)] * len(threads)
+    writer.close()
+    end()
+
+
 def raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
