@@ -344,6 +344,8 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         """
         check_duration(timeout, "timeout", or_none=True)
         deadline = deadline_after(self.timeout if timeout is None else timeout)
+        if self._wrapped.has_ended:
+            return
         has_failed = self.failure is not None
         if self._wrapped.begun_writes and not has_failed and not self._calls.closed:
             try:

@@ -1028,6 +1028,17 @@ def test_closing_a_writer_waits_no_longer_than_its_timeout_for_other_closes() ->
     in_world(test)
 
 
+def test_closing_a_closed_writer_waits_for_no_other_close() -> None:
+    async def test(world: World) -> None:
+        await fill(world.client, 0)
+        writer = await world.client.writer(STREAM)
+        await writer.close()
+        with busy(world.client._calls._releases, END_THREADS):
+            await writer.close(timeout=0.01)
+
+    in_world(test)
+
+
 def test_a_client_closes_though_its_close_was_cancelled() -> None:
     async def test(world: World) -> None:
         clients: list[aio.Client] = []
