@@ -315,7 +315,7 @@ class ClosedFirst(Protocol):
 
 
 class Calls:
-    """The threads of one client: pools for its calls, and own threads for its readers, transactions and queues."""
+    """The threads of one client: pools for its calls, and own threads for readers, writers, queues and others."""
 
     def __init__(self) -> None:
         self._calls = Threads("readergroup.aio call", CALL_THREADS)

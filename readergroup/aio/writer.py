@@ -35,6 +35,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         super().__init__(wrapped, calls)
         self._room = asyncio.Lock()  # first come, first served
         self._news = calls.news()  # rings when the writer or the client is closed
+        self._thread = calls.single(f"writer on {wrapped.stream}")  # for what waits for room, or for your events
         self._waiting: asyncio.Future[None] | None = None  # for room, in a thread
         self._flushing: asyncio.Task[None] | None = None
         self._next_flush: asyncio.Task[None] | None = None
@@ -180,7 +181,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
                 end()
 
         try:
-            writing = self._calls.begin(run)
+            writing = self._thread.start(run, is_certain=True)
         except BaseException:
             end()
             self._room.release()
@@ -279,7 +280,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         own = None
         if self._waiting is None:
             wait = partial(self._wrapped.wait_for_room, timeout=remaining(deadline))
-            self._waiting = own = self._calls.begin(wait)
+            self._waiting = own = self._thread.start(wait)
         await asyncio.wait([self._waiting])
         self._waiting = None
         if own is not None:

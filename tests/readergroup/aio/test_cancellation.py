@@ -521,18 +521,14 @@ def test_the_events_of_a_transaction_come_after_those_of_a_cancelled_batch(write
 def test_the_events_of_a_transaction_come_after_those_of_a_cancelled_batch_that_has_no_thread_yet() -> None:
     async def test(world: World) -> None:
         await fill(world.client, 0)
-        are_free = threading.Event()
         async with world.client.writer(STREAM) as writer:
-            busy = [world.client._calls.begin(are_free.wait) for _ in range(CALL_THREADS)]
-            try:
+            with busy(writer._thread, 1):
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.01):
                         await writer.write_batch([b"1", b"2"], ["key", "key"])
                 committing = asyncio.create_task(write_in_transaction(writer))
                 assert not await overtakes(writer, committing)
-            finally:
-                are_free.set()
-            await asyncio.gather(committing, *busy)
+            await committing
         assert stored(world) == [b"1", b"2", b"3"]
 
     in_world(test)
@@ -779,7 +775,7 @@ def test_cancelled_writes_without_room_keep_one_thread() -> None:
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.001):
                         await writer.write(b"not written")
-            assert world.client._calls._calls.running < CALL_THREADS // 2
+            assert not writer._thread._waiting
         await writer.write(b"written")
         await writer.close()
         assert [event for event in stored(world) if event[:1] != b"x"] == [b"written"]

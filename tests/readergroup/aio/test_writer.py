@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pyarrow
 import pytest
 
 import readergroup as rg
 from readergroup import aio
+from readergroup.aio.calls import CALL_THREADS
 from readergroup.streams.data.write_batch import MAX_UNSTORED_BYTES
 from synchronizer.testing import FailingStore
 from tests.readergroup.aio.loops import STREAM, HangingStore, run, until
@@ -164,6 +167,46 @@ def test_writes_wait_for_room_in_the_order_of_their_calls() -> None:
                 await asyncio.wait(writes)
             expected = [number for number in range(101) if number != 50]
             assert [int(data[:4]) for data in await stored(client)] == expected
+
+    run(test())
+
+
+async def write_slow_events(writer: aio.EventWriter[bytes], is_over: threading.Event) -> None:
+    def events() -> Iterator[bytes]:
+        is_over.wait()
+        yield b"event"
+
+    await writer.write_batch(events())
+
+
+async def write_without_room(writer: aio.EventWriter[bytes], is_over: threading.Event) -> None:
+    while not is_over.is_set():
+        await writer.write(b"event")
+
+
+@pytest.mark.parametrize("write", [write_slow_events, write_without_room])
+def test_writes_that_wait_keep_no_other_call_from_running(
+    write: Callable[[aio.EventWriter[bytes], threading.Event], Coroutine[Any, Any, None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("readergroup.streams.writing.writer.MAX_UNSTORED_BYTES", 10)
+    is_over = threading.Event()
+
+    async def test() -> None:
+        store = FailingStore(rg.connect("memory://").store)
+        async with aio.Client(store, timeout=1000.0) as client:
+            await client.streams.create(STREAM)
+            writers = [await client.writer(STREAM) for _ in range(CALL_THREADS)]
+            store.before = lambda operation: operation.verb == "append" and is_over.wait()
+            writes = [asyncio.create_task(write(writer, is_over)) for writer in writers]
+            try:
+                await until(lambda: all(writer._room.locked() for writer in writers))
+                async with asyncio.timeout(30.0):
+                    assert [str(stream) async for stream in client.streams.list("shop")] == [STREAM]
+            finally:
+                is_over.set()
+                await asyncio.wait(writes)
+        assert [write.exception() for write in writes] == [None] * CALL_THREADS
 
     run(test())
 
