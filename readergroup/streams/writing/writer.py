@@ -30,12 +30,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from synchronizer import (
     ClosedError,
@@ -438,8 +438,19 @@ class EventWriter(Generic[T]):
         with loading():
             from ..data.tables import pieces_of_lists
 
+        events, routing_keys = self._until_closed(events), self._until_closed(routing_keys)
         data, keys = checked_lists(events, routing_keys, self._serializer, self._dumps)
         self._write_pieces(pieces_of_lists(data, keys, self.stream))
+
+    def _until_closed(self, items: U) -> U | Iterator[Any]:
+        """Let an iteration over items that may never end raise when the writer takes no more events."""
+        return items if isinstance(items, Sized) or not isinstance(items, Iterable) else self._iterate(items)
+
+    def _iterate(self, items: Iterable[U]) -> Iterator[U]:
+        for item in items:
+            if self._closed or self._failure is not None:
+                self._check_usable()
+            yield item
 
     def write_arrow(
         self, table: object, *, data: str, routing_key: str | None = None, headers: str | None = None
@@ -914,7 +925,11 @@ class EventWriter(Generic[T]):
         with self._lock:
             is_in_doubt = any(batch.in_doubt for batch in self._round)
         kind = OutcomeUnknownError if is_in_doubt else DeadlineExceededError
-        before = "all events were stored" if is_whole else "an earlier write, perhaps a cancelled one, had ended"
+        before = (
+            "all events were stored"
+            if is_whole
+            else "an earlier write, perhaps a cancelled one, had ended; its other events are lost and not counted"
+        )
         self._fail(kind(f"the writer was closed before {before}"), self._trouble)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:

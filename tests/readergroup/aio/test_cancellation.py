@@ -674,6 +674,30 @@ def test_a_client_closes_although_a_cancelled_batch_does_not_end(
     in_world(test)
 
 
+@pytest.mark.parametrize("are_events", [True, False])
+def test_closing_a_writer_ends_a_batch_that_never_ends(are_events: bool) -> None:
+    is_iterated = threading.Event()
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b"event"
+            is_iterated.set()
+
+    async def test(world: World) -> None:
+        await fill(world.client, 0)
+        writer = await world.client.writer(STREAM)
+        batch: Any = (endless(), None) if are_events else ([b"event"], endless())
+        writing = asyncio.create_task(writer.write_batch(*batch))
+        await until(is_iterated.is_set)
+        with pytest.raises(rg.DeadlineExceededError, match="its other events are lost and not counted"):
+            await writer.close(timeout=0.01)
+        with pytest.raises(rg.ReaderGroupError, match="the writer (is|was) closed"):
+            await writing
+        assert not world.other.batch.segment_ranges(STREAM)
+
+    in_world(test)
+
+
 @pytest.mark.parametrize("is_client", [False, True])
 def test_calls_that_wait_for_a_cancelled_batch_end_with_the_writer_and_the_client(
     is_client: bool, monkeypatch: pytest.MonkeyPatch

@@ -622,6 +622,31 @@ def test_closing_that_is_interrupted_may_be_made_again(
     assert all_events(streams) == [b"event"]
 
 
+def test_closing_ends_a_batch_that_never_ends(streams: StreamManager) -> None:
+    writer = open_writer(streams.store)
+    is_iterated = threading.Event()
+    errors: list[ClosedError] = []
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b"event"
+            is_iterated.set()
+
+    def write() -> None:
+        try:
+            writer.write_batch(endless())
+        except ClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    assert is_iterated.wait(SECONDS)
+    writer.close()
+    thread.join(SECONDS)
+    assert errors
+    assert all_events(streams) == []
+
+
 def test_closes_at_the_same_time_all_tell_that_the_writer_failed(streams: StreamManager) -> None:
     writer = open_writer(streams.store)
     end = writer.begin_write()
