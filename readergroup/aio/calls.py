@@ -52,19 +52,23 @@ class _Call(Generic[R]):
         self._function = function
         self._threads = threads
         self._undo = undo
-        self._is_certain = is_certain
+        #: Whether it runs though no task waits for it any more.
+        self.is_certain = is_certain
         self._context = contextvars.copy_context()
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # guards the three that follow
+        self._lock = threading.Lock()  # guards the four that follow
+        self._has_begun = False
         self._outcome: tuple[R | None, BaseException | None] | None = None
         self._is_given_up = False
         self._is_dropped = False
         self.future: asyncio.Future[R] = self._loop.create_future()
 
-    def run(self) -> None:
+    def __call__(self) -> None:
         """Run in a thread. Raises nothing."""
-        if (self._is_given_up or self.future.cancelled()) and not self._is_certain:
-            return
+        with self._lock:
+            if (self._is_given_up or self.future.cancelled()) and not self.is_certain:
+                return
+            self._has_begun = True
         outcome = self._called()
         with self._lock:
             self._outcome = outcome
@@ -96,6 +100,15 @@ class _Call(Generic[R]):
             self._threads.run(self._drop)
         if self.future.done():
             retrieve(self.future)
+
+    def end_wait(self, error: Exception) -> None:
+        """Raise this in the task that waits, unless the call has begun: it begins no more, if it is not certain."""
+        with self._lock:
+            if self._has_begun or self._is_given_up:
+                return
+            self._is_given_up = True
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._deliver, None, error)
 
     def _deliver(self, result: R | None, error: BaseException | None) -> None:
         """Give the outcome to the task that waits. Runs on the loop."""
@@ -145,7 +158,7 @@ class Threads:
             is_certain: Run ``function`` even if the future is cancelled before it begins.
         """
         call = _Call(function, self, None, is_certain=is_certain)
-        self.submit(call.run)
+        self.submit(call)
         call.future.add_done_callback(retrieve)
         return call.future
 
@@ -160,7 +173,7 @@ class Threads:
             is_certain: Run ``function`` even if this task is cancelled before it begins.
         """
         call = _Call(function, self, undo, is_certain=is_certain)
-        self.submit(call.run)
+        self.submit(call)
         try:
             return await call.future
         except BaseException:
@@ -182,20 +195,9 @@ class Threads:
         loop = asyncio.get_running_loop()
         if not self.is_busy or deadline == float("inf"):
             return await self.call(lambda: function(max(0.0, deadline - loop.time())), is_certain=is_certain)
-        turn = threading.Lock()  # who takes it first says whether the function is called
-
-        def begin() -> R:
-            if not turn.acquire(blocking=False) and not is_certain:
-                raise NotBegunError
-            return function(max(0.0, deadline - loop.time()))
-
-        def end() -> None:
-            if not call.future.done() and turn.acquire(blocking=False):
-                call.future.set_exception(NotBegunError())
-
-        call = _Call(begin, self, None, is_certain=is_certain)
-        self.submit(call.run)
-        timer = loop.call_at(deadline, end)
+        call = _Call(lambda: function(max(0.0, deadline - loop.time())), self, None, is_certain=is_certain)
+        self.submit(call)
+        timer = loop.call_at(deadline, call.end_wait, NotBegunError())
         try:
             return await call.future
         except BaseException:
@@ -290,6 +292,14 @@ class Threads:
         with self._work:
             self._closed = True
             self._work.notify_all()
+
+    def end_waits(self) -> None:
+        """Raise `ClosedError` in the tasks whose calls wait for a thread, unless the calls are certain."""
+        with self._work:
+            waiting = list(self._waiting)
+        for job in waiting:
+            if isinstance(job, _Call) and not job.is_certain:
+                job.end_wait(ClosedError("the client is closed; open another"))
 
     @property
     def is_busy(self) -> bool:
@@ -396,7 +406,7 @@ class Calls:
 
     def begin(self, function: Callable[[], R]) -> asyncio.Future[R]:
         """Run ``function`` in a thread; return a future for tasks that come and go."""
-        return self._calls.start(function, is_certain=True)
+        return self._calls.start(function)
 
     def start(self, function: Callable[[], object]) -> None:
         """Run what closes or releases something, and log its error. Does nothing if the client is closed."""
@@ -438,14 +448,15 @@ class Calls:
         return [self._calls, self._waits, self._releases, self._ends, *self._own]
 
     def end_threads(self) -> None:
-        """Take no more calls. Does not wait for those that arrived."""
+        """Take no more calls, and end the tasks that wait for a thread. Does not wait for the calls that run."""
         self.end_waits()
         for threads in self._all:
             threads.close()
+            threads.end_waits()
 
     async def close(self) -> None:
         """Take no more calls, and wait up to 5 s until the running ones and the threads have ended."""
-        self.end_waits()
+        self.end_threads()
         await close_threads(self._all)
 
 

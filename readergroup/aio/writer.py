@@ -309,7 +309,7 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
             await asyncio.wait([running])
         await asyncio.sleep(0)  # other tasks that are ready write first
         self._flushing, self._next_flush = self._next_flush, None
-        await self._calls.run(self._wrapped.flush, is_certain=True)
+        await self._calls.run(self._wrapped.flush)
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Return when all events written before are stored, also those of a cancelled `write_batch`.

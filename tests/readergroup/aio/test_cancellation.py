@@ -1059,6 +1059,60 @@ def test_closing_a_closed_writer_waits_for_no_other_close() -> None:
     in_world(test)
 
 
+def test_calls_that_wait_for_a_thread_end_when_the_client_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("readergroup.aio.calls.CLOSE_SECONDS", 0.0)
+
+    async def test(world: World) -> None:
+        await fill(world.client, 0)
+        group = await world.client.groups.create("billing", streams=[STREAM])
+        client, calls = world.client, world.client._calls
+        writer = await client.writer(STREAM)
+        with busy(calls._calls, CALL_THREADS), busy(calls._waits, WAIT_THREADS):
+            waiting = [
+                asyncio.create_task(call)
+                for call in (
+                    client.streams.create("shop/other"),
+                    client.counter("name")._open(),
+                    group.checkpoint("name"),
+                    group.lag(),
+                    anext(client.streams.list("shop")),
+                    writer.write(b"event", wait=True),
+                )
+            ]
+            await until(lambda: len(calls._calls._waiting) + len(calls._waits._waiting) == len(waiting))
+            world.client = aio.Client(world.store)
+            closing = asyncio.create_task(client.close())
+            async with asyncio.timeout(30.0):
+                await asyncio.wait(waiting)
+        await closing
+        assert {type(each.exception()) for each in waiting} == {rg.ClosedError}
+
+    in_world(test)
+
+
+def test_a_call_of_a_handler_that_waits_for_a_thread_may_begin_while_the_client_closes() -> None:
+    async def test(world: World) -> None:
+        client, world.client = world.client, aio.Client(world.store)
+        counter = await client.counter("name")
+        steps: list[str] = []
+
+        async def handle(event: sync.QueuedEvent) -> None:
+            steps.append("begun")
+            await counter.add(1)
+            steps.append("handled")
+
+        processor = await client.event_processor("name", handle)
+        with busy(client._calls._calls, CALL_THREADS):
+            await processor.add(b"event")
+            await until(lambda: steps)
+            closing = asyncio.create_task(client.close())
+            await until(lambda: client._calls.closed)
+        await closing
+        assert steps == ["begun", "handled"]
+
+    in_world(test)
+
+
 def test_a_client_closes_though_its_close_was_cancelled() -> None:
     async def test(world: World) -> None:
         clients: list[aio.Client] = []
