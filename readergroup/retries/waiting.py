@@ -137,6 +137,8 @@ class _Source:
     def __init__(self, cell: Cell, number: int, waiting: set[int]) -> None:
         self.cell = cell
         self.number = number
+        #: The offset of the event of which it is not known whether it was stored.
+        self.in_doubt: int | None = None
         #: What former owners have stored: offsets in the segment.
         self.waiting = waiting
 
@@ -167,7 +169,7 @@ class Diverting:
         key = log.segment, event.pointer._replace(offset=0)
         known, source = self._sources.get(key, (-1, None))
         while True:
-            if source is None or known != token:
+            if source is None or known != token or source.in_doubt not in (None, event.pointer.offset):
                 known, source = token, self._take_over(log, event.pointer, token, backoff)
                 if source is None:
                     return False
@@ -176,12 +178,12 @@ class Diverting:
                 # After a reset of the group it is read once more, and to be stored then.
                 source.waiting.discard(event.pointer.offset)
                 return True
+            # After an error it may be stored, and even returned to the group. The same change finds that out. Another
+            # event must not be stored with this value before.
+            source.in_doubt = event.pointer.offset
             value = _encode_source(token, source.number + 1)
-            try:
-                outcome = backoff.retry(partial(source.cell.change, value, event.encode()))
-            except BaseException:  # it may be stored: look before anything else is stored with this value
-                del self._sources[key]
-                raise
+            outcome = backoff.retry(partial(source.cell.change, value, event.encode()))
+            source.in_doubt = None
             if outcome is Outcome.STORED or source.cell.stored == value:
                 source.number += 1
                 return True

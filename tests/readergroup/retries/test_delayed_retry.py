@@ -329,6 +329,29 @@ def test_after_an_error_an_owner_looks_what_it_has_stored() -> None:
     assert [each.event.data for each in DelayLog(store, GROUP, 10).all()] == [b"1", b"2", b"3", b"2"]
 
 
+def test_an_event_that_was_returned_before_its_owner_heard_that_it_is_stored_is_not_stored_again() -> None:
+    store = open_store(f"memory://{random.random()}")
+    failing = FailingStore(store)
+    diverting = Diverting(failing, GROUP, InstantClock(), 30)
+    log = DelayLog(store, GROUP, 10)
+    assert diverting.put(waiting(1), 10, token=5)
+
+    def go_away(operation: Operation) -> None:
+        failing.unavailable = True
+
+    failing.lose_answers()
+    failing.after = go_away
+    with pytest.raises(rg.StoreUnavailableError):
+        diverting.put(waiting(2), 10, token=5)
+    assert [each.event.data for each in log.all()] == [b"1", b"2"]
+    store.truncate(log.segment, store.info(log.segment).length)
+    failing.unavailable, failing.after = False, None
+    assert diverting.put(waiting(2), 10, token=5)
+    assert list(log.all()) == []
+    assert diverting.put(waiting(3), 10, token=5)
+    assert [each.event.data for each in log.all()] == [b"3"]
+
+
 def test_a_segment_that_is_forgotten_while_its_owner_stores_loses_nothing() -> None:
     store = open_store(f"memory://{random.random()}")
     diverting = Diverting(store, GROUP, InstantClock(), 30)
