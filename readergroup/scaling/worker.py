@@ -306,35 +306,41 @@ class Worker(Generic[T]):
 
     # ------------------------------------------------------------------ when the handler fails
 
+    # Each attempt starts behind the "except" of the one before: inside, Python would chain their errors.
+
     def _handle_event(self, handle: Handle, event: Event[T]) -> None:
         try:
             returned = handle(event)
         except Exception as error:
-            self._retry(lambda: handle(as_read(event)), event, error)
+            failed = error
         else:
             if returned is not None:
                 check_handled(returned, event)
+            return
+        self._retry(lambda: handle(as_read(event)), event, failed)
 
     def _handle_batch(self, handle: Handle, batch: EventBatch[T]) -> None:
         try:
             returned = handle(batch)
         except Exception as error:
-            last = self._try_again(lambda: handle(as_read(batch)), batch[0], error)
-            if last is None:
-                return
-            if self._task.retry.dead_letters is None:
-                raise self._failed(batch[0], last, self._task.retry.attempts) from last
-            # Once more, one by one: only events that fail on their own are set aside.
-            for index, event in enumerate(batch):
-                self._go_on()
-                try:
-                    returned = handle(batch.only(index))
-                except Exception as alone:
-                    self._set_aside(event, alone)
-                else:
-                    check_handled(returned, event)
+            failed = error
         else:
             check_handled(returned, batch[0])
+            return
+        last = self._try_again(lambda: handle(as_read(batch)), batch[0], failed)
+        if last is None:
+            return
+        if self._task.retry.dead_letters is None:
+            raise self._failed(batch[0], last, self._task.retry.attempts) from last
+        # Once more, one by one: only events that fail on their own are set aside.
+        for index, event in enumerate(batch):
+            self._go_on()
+            try:
+                returned = handle(batch.only(index))
+            except Exception as alone:
+                self._set_aside(event, alone)
+            else:
+                check_handled(returned, event)
 
     def _retry(self, call: Callable[[], object], event: Event[T], error: Exception) -> None:
         last = self._try_again(call, event, error)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import multiprocessing
 import os
 import pickle
@@ -830,6 +831,33 @@ def test_of_a_batch_only_what_fails_alone_is_set_aside(client: rg.Client, group:
     group.pool(handle_batch=FailAt(diary, bad).batch, retry=fast(2, DEAD)).run()
     assert set(diary.texts) == set(written) - set(bad)
     assert [event.data.data.decode() for event in dead_letters(client, DEAD)] == list(bad)
+
+
+@pytest.mark.stores(round_robin=True)
+@pytest.mark.parametrize("batches", [False, True], ids=["events", "batches"])
+def test_what_is_set_aside_is_logged_with_the_traceback_of_its_last_attempt(
+    client: rg.Client, group: rg.ReaderGroup, caplog: pytest.LogCaptureFixture, batches: bool
+) -> None:
+    attempts = 0
+
+    def handle(_: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        try:
+            raise KeyError(f"cause {attempts}")
+        except KeyError as error:
+            raise Fault(f"attempt {attempts}") from error
+
+    client.streams.create(DEAD)
+    one_key(client, 1)
+    if batches:
+        group.pool(handle_batch=handle, retry=fast(2, DEAD)).run()
+    else:
+        group.pool(handle, retry=fast(2, DEAD)).run()
+    (record,) = [each for each in caplog.records if "was moved to the dead letters" in each.message]
+    text = logging.Formatter().format(record)
+    assert f"Fault: attempt {attempts}" in text and f"KeyError: 'cause {attempts}'" in text
+    assert text.count("Traceback") == 2, text
 
 
 @pytest.mark.stores(round_robin=True)
