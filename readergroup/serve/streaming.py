@@ -52,6 +52,7 @@ class Live:
         loop = asyncio.get_running_loop()
         end = loop.time() + STREAM_SECONDS
         with nullcontext() if watch is None else watch.viewed(news):
+            await self._sampler.recent()  # so that an old sample is not the first that is shown
             while not self._ended and loop.time() < end:
                 ring = news.next_ring()
                 sample = self._sampler.look()

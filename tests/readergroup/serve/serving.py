@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 import readergroup as rg
 from readergroup.serve.application import app
+from synchronizer import Clock
 
 STREAM = "shop/orders"
 GROUP = "billing"
@@ -20,9 +21,9 @@ LOCAL = "http://127.0.0.1:8420"
 
 
 @contextmanager
-def filled(url: str, *, segments: int = 4, events: int = 100) -> Iterator[rg.Client]:
+def filled(url: str, *, segments: int = 4, events: int = 100, clock: Clock | None = None) -> Iterator[rg.Client]:
     """A client of a store with a stream, a group of it, and events that no reader has read."""
-    with rg.connect(url) as client:
+    with rg.connect(url, clock=clock) as client:
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(segments))
         client.groups.create(GROUP, streams=[STREAM])
         with client.writer(STREAM) as writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlencode
@@ -14,7 +15,8 @@ import readergroup as rg
 from readergroup.serve import streaming, watching
 from readergroup.serve.application import WebView, app
 from readergroup.serve.measuring import GroupMeter
-from synchronizer import background_errors, open_store
+from readergroup.serve.sampler import LINGER_SECONDS
+from synchronizer import SystemClock, background_errors, open_store
 from synchronizer.testing import FailingStore
 from tests.readergroup.serve.serving import GROUP, STREAM, filled
 from tests.waiting import PATIENCE_SECONDS, until
@@ -187,6 +189,31 @@ def test_viewers_get_what_has_changed_and_make_the_same_of_it(store_url: str) ->
 
     with filled(store_url) as client:
         group = client.groups.get(GROUP)
+        run(client, test)
+
+
+@pytest.mark.parametrize("group", [None, GROUP])
+def test_the_first_overview_after_a_break_is_of_a_new_sample(store_url: str, group: str | None) -> None:
+    class MovedClock(SystemClock):
+        moved = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.moved
+
+    async def test(view: WebView) -> None:
+        view._sampler.take()
+        view._sampler.prepare = lambda _: time.sleep(0.2)  # a sample takes longer than a viewer to arrive
+        clock.moved = LINGER_SECONDS + 100
+        with client.writer(STREAM) as writer:
+            writer.write(b"one more")
+        viewer = Viewer(view, group)
+        await viewer.until(lambda: "overview" in viewer.kinds)
+        overview = next(data for name, data in viewer.events if name == "overview")
+        assert [each["lag"]["events"] for each in overview["groups"]] == [101]
+        await viewer.leave()
+
+    clock = MovedClock()
+    with filled(store_url, clock=clock) as client:
         run(client, test)
 
 
