@@ -21,7 +21,7 @@ from synchronizer.threads.loading import loading
 from ..errors import EventTooLargeError
 from ..group.reader import Reader
 from ..streams.event import Event, EventBatch, as_read
-from ..streams.serializers import PydanticSerializer, Serializer
+from ..streams.serializers import PydanticSerializer, Serializer, keeps_bytes
 from ..streams.writing.writer import EventWriter
 from ..telemetry.hooks import hooks
 from ..telemetry.logs import LogAbout
@@ -48,6 +48,7 @@ MAX_ARROW_EVENTS: Final = 32_768
 LEAST_DEATHS: Final = 3
 #: The longest pause between two tries to set an event aside. Most of the time a try waits for the store itself.
 _MAX_PAUSE_SECONDS: Final = 0.5
+_BYTES_NOTE: Final = "The pool has no serializer, so the data of an event is bytes. Pass serializer=... to group.pool."
 
 _logger = get_logger(__name__)
 
@@ -391,6 +392,7 @@ class Worker(Generic[T]):
         attempts = retry.attempts if attempts is None else attempts
         if retry.dead_letters is None:
             raise self._failed(event, error, attempts) from error
+        self._note_bytes(error)
         text = text_of(error)
         letter = DeadLetter(data=event.raw, pointer=event.pointer, error=text, attempts=attempts)
         headers = event.headers
@@ -493,13 +495,25 @@ class Worker(Generic[T]):
         return True
 
     def _failed(self, event: Event[T], error: Exception, attempts: int) -> HandlerError:
+        self._note_bytes(error)
+        notes = getattr(error, "__notes__", ())
         return HandlerError(
-            "the handler failed on its last attempt and the event stays unprocessed; fix the handler, or move "
-            "such events to a stream with RetryPolicy(dead_letters=...)",
+            "the handler failed on its last attempt and the event stays unprocessed; fix the handler or the "
+            "serializer, or move such events to a stream with RetryPolicy(dead_letters=...)",
             pointer=str(event.pointer),
             attempts=attempts,
             error=text_of(error),
+            **({"notes": " ".join(map(str, notes))} if notes else {}),
         )
+
+    def _note_bytes(self, error: Exception) -> None:
+        """Add to the error of a handler that took bytes for another value why it got bytes."""
+        task = self._task
+        if not keeps_bytes(task.serializer) or isinstance(task.handle_batch, ArrowHandler):
+            return
+        is_of_bytes = isinstance(error, TypeError | AttributeError) and "byte" in text_of(error)
+        if is_of_bytes and _BYTES_NOTE not in getattr(error, "__notes__", ()):
+            error.add_note(_BYTES_NOTE)
 
 
 def check_handled(returned: object, event: Event[T]) -> None:

@@ -64,7 +64,11 @@ class Event(Generic[T]):
     def __getattr__(self, name: str) -> T:
         if name != "data":
             raise AttributeError(f"an event has no attribute {name!r}", name=name, obj=self)
-        self.data = self._batch.serializer.loads(self._batch.raw[self._index])
+        try:
+            self.data = self._batch.serializer.loads(self._batch.raw[self._index])
+        except Exception as error:
+            _note_decoding(error, self._batch.serializer, f"the event at {self.pointer}")
+            raise
         return self.data
 
     @property
@@ -161,7 +165,11 @@ class EventBatch(Sequence[Event[T]]):
         if keeps_bytes(self.serializer):
             return self.raw  # type: ignore[return-value]
         loads = self.serializer.loads
-        return [loads(each) for each in self.raw]  # `map` would end at a StopIteration of the serializer
+        try:
+            return [loads(each) for each in self.raw]  # `map` would end at a StopIteration of the serializer
+        except Exception as error:
+            _note_decoding(error, self.serializer, f"an event of the batch at {self[0].pointer}")
+            raise
 
     @cached_property
     def offsets(self) -> Sequence[int]:
@@ -288,6 +296,10 @@ W = TypeVar("W", Event[Any], EventBatch[Any])
 def as_read(what: W) -> W:
     """Return the event or batch without its decoded data, which a handler that failed may have changed."""
     return Event(what._batch, what._index) if isinstance(what, Event) else what._of(what._slices)
+
+
+def _note_decoding(error: Exception, serializer: Serializer[Any], what: str) -> None:
+    error.add_note(f"{type(serializer).__name__} could not decode {what}. Read it with the serializer that wrote it.")
 
 
 C = TypeVar("C")

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import pyarrow
 import pytest
+from pydantic import BaseModel
 
 import readergroup as rg
 from readergroup.scaling import pool as pool_module
@@ -188,6 +189,49 @@ def test_a_serializer_types_what_the_handler_gets(client: rg.Client, group: rg.R
     seen: list[object] = []
     group.pool(lambda event: seen.append(event.data), serializer=rg.JsonSerializer()).run()
     assert seen == [{"id": 1}]
+
+
+class Parcel(BaseModel):
+    weight: int
+
+
+@pytest.mark.parametrize(
+    ("serializer", "says"),
+    [
+        (rg.PydanticSerializer(Parcel), "PydanticSerializer could not decode the event at shop/orders/"),
+        (None, "The pool has no serializer, so the data of an event is bytes."),
+    ],
+    ids=["wrong", "none"],
+)
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_wrong_or_missing_serializer_is_named_in_the_error(
+    client: rg.Client,
+    group: rg.ReaderGroup,
+    caplog: pytest.LogCaptureFixture,
+    serializer: Any,
+    says: str,
+    concurrency: int,
+) -> None:
+    with client.writer(STREAM, serializer=rg.JsonSerializer()) as writer:
+        writer.write({"id": 1})
+    client.streams.seal(STREAM)
+    client.streams.create(DEAD)
+
+    def run(retry: rg.RetryPolicy) -> None:
+        group.pool(lambda event: event.data["id"], serializer=serializer, retry=retry, concurrency=concurrency).run()
+
+    with pytest.raises(rg.HandlerError, match=says):
+        run(fast(2))
+    run(fast(2, DEAD))
+    (record,) = [each for each in caplog.records if "was moved to the dead letters" in each.message]
+    assert logging.Formatter().format(record).count(says) == 1
+
+
+def test_an_error_that_has_nothing_to_do_with_bytes_gets_no_note(client: rg.Client, group: rg.ReaderGroup) -> None:
+    one_key(client, 1)
+    with pytest.raises(rg.HandlerError) as raised:
+        group.pool(lambda event: None + 1).run()  # type: ignore[operator]
+    assert "notes" not in raised.value.facts
 
 
 def test_events_written_while_the_pool_runs_are_handled(client: rg.Client, group: rg.ReaderGroup) -> None:

@@ -65,6 +65,17 @@ def test_an_error_of_the_serializer_is_raised_as_it_is(reader: rg.Reader[bytes])
     assert last.data == b"C"
 
 
+def test_an_error_of_the_serializer_says_in_a_note_what_it_could_not_decode(reader: rg.Reader[bytes]) -> None:
+    batch = reader.read_batch()
+    with pytest.raises(AttributeError) as single:
+        batch[1].data  # noqa: B018
+    with pytest.raises(AttributeError) as several:
+        batch.data  # noqa: B018
+    says = "Read it with the serializer that wrote it."
+    assert single.value.__notes__ == [f"Counting could not decode the event at {batch[1].pointer}. {says}"]
+    assert several.value.__notes__ == [f"Counting could not decode an event of the batch at {batch[0].pointer}. {says}"]
+
+
 def test_an_event_has_no_other_attributes(reader: rg.Reader[bytes], serializer: Counting) -> None:
     event = reader.read_batch()[0]
     with pytest.raises(AttributeError, match="an event has no attribute 'value'"):
