@@ -20,6 +20,7 @@ from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import Stepped, step_each
 
 from .closable import Closable, close_each, noted
+from .forms import refuses_async
 from .streams.event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:  # each part of a client loads what it is made of
@@ -96,6 +97,7 @@ def connect(
     return client
 
 
+@refuses_async
 class Client:
     """A store with its streams (``streams``), reader groups (``groups``) and bulk reads (``batch``).
 

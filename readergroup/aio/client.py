@@ -24,6 +24,7 @@ from ..client import DEFAULT_TIMEOUT_SECONDS
 from ..client import Client as SyncClient
 from ..client import connect as connect_sync
 from ..closable import noted
+from ..forms import refuses_plain
 from ..streams.event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
 from ..streams.event_time.noting import EventTimeOf
 from ..streams.serializers import Serializer, serializer_or_bytes
@@ -77,6 +78,7 @@ async def _connect(url: str | None, options: dict[str, Any]) -> Client:
         raise
 
 
+@refuses_plain
 class Client:
     """A store with its streams (``streams``), reader groups (``groups``) and bulk reads (``batch``), for one loop.
 

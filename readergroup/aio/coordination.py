@@ -15,6 +15,7 @@ from synchronizer.arguments import check_duration
 from synchronizer.recipes.coordination.barrier import Arrival
 from synchronizer.recipes.coordination.lock import LockRequest, not_obtained
 
+from ..forms import refuses_plain
 from .calls import Calls, deadline_after, remaining, timeout_at, wait_until_set
 from .facade import AwaitedProperty, ClosableFacade, Facade, Plain, awaited
 from .listeners import on_loop
@@ -25,6 +26,7 @@ Lost = TypeVar("Lost", bound=Callable[[], object])
 Told = TypeVar("Told", bound=Callable[[str], object])
 
 
+@refuses_plain
 class HeldLock(Facade[sync.HeldLock]):
     """A lock or a permit that a task holds. As an async context manager it is released at the end of the block."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, S
 
 from synchronizer import InvalidArgumentError
 
+from ..forms import refuses_plain
 from .calls import Calls
 
 P = ParamSpec("P")
@@ -33,6 +34,7 @@ class Facade(Generic[W]):
         return f"aio.{self._wrapped!r}"
 
 
+@refuses_plain
 class ClosableFacade(Facade[W]):
     """A facade that is an async context manager, which closes it."""
 
@@ -133,6 +135,7 @@ class Later(Generic[R]):
         return self._call().__await__()
 
 
+@refuses_plain
 class Block(Generic[R]):
     """An object that is opened when the ``async with`` block begins, and closed at its end."""
 

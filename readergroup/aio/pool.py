@@ -12,6 +12,7 @@ from synchronizer import InvalidArgumentError
 from synchronizer.arguments import check_duration
 from synchronizer.callables import is_async
 
+from ..forms import refuses_plain
 from ..group.reader_group import ReaderGroup
 from ..scaling.handlers import OnLoop
 from .calls import Calls
@@ -39,6 +40,7 @@ async def open_pool(group: ReaderGroup, calls: Calls, *, workers: Any, **options
     return ReaderPool(opened, calls)
 
 
+@refuses_plain
 class ReaderPool(Facade["SyncReaderPool[T]"], Generic[T]):
     """A pool of workers that read a group. It works during its ``async with`` block, or in `run`, and only once.
 

@@ -22,6 +22,7 @@ from synchronizer.callables import check_callable
 from synchronizer.threads.loading import loading
 
 from ..errors import EndOfDataError
+from ..forms import refuses_plain
 from ..group.prefetching import InterruptibleDeadline, PrefetchingReader
 from ..group.reader import ARROW_BYTES, EVENTS_AHEAD
 from ..group.reader_group import ReaderGroup
@@ -102,6 +103,7 @@ class Callbacks:
                 task.cancel()
 
 
+@refuses_plain
 class Reader(Generic[T]):
     """One reader of a group, for one task at a time. An async context manager, and iterable with ``async for``.
 

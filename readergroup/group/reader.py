@@ -35,6 +35,7 @@ from synchronizer.threads.loading import loading
 
 from ..closable import close_each
 from ..errors import EndOfDataError, ReaderNotInGroupError
+from ..forms import refuses_async
 from ..streams.config import SegmentId, check_name, stream_of
 from ..streams.event import Event, EventBatch, Position
 from ..streams.serializers import Serializer, check_serializer
@@ -80,6 +81,7 @@ class EventsInFlight(Protocol):
         ...
 
 
+@refuses_async
 class Reader(Generic[T]):
     """One reader of a group. It belongs to one thread; only ``stop`` and ``close`` may be called from others.
 

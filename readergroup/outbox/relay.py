@@ -32,6 +32,7 @@ from synchronizer.recipes.queue.retries import text_of
 from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
 
+from ..forms import refuses_async
 from ..streams.manager import StreamManager
 from .moving import StreamMover
 from .publishing import Publisher
@@ -59,6 +60,7 @@ class _Stuck(NamedTuple):
     retry_at: float = 0.0
 
 
+@refuses_async
 class OutboxRelay:
     """Moves the events of an outbox to their streams until it is closed. A context manager.
 

@@ -55,6 +55,7 @@ from synchronizer.threads.loading import loading
 from synchronizer.threads.task_threads import Task
 
 from ...closable import noted
+from ...forms import refuses_async
 from ..data.block import MAX_EVENT_BYTES, Headers
 from ..data.moments import microseconds_of, time_of
 from ..data.write_batch import (
@@ -120,6 +121,7 @@ class _Rerouting(NamedTuple):
     deadline: Deadline
 
 
+@refuses_async
 class EventWriter(Generic[T]):
     """Writes events to a stream. Threads may share it. It is a context manager that stores everything at its end.
 
