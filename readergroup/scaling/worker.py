@@ -6,11 +6,19 @@ It runs in its caller's thread, so that worker threads, worker processes and tes
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from synchronizer import HandlerError, ReaderGroupError, StoreUnavailableError, TruncatedError
+from synchronizer import (
+    HandlerError,
+    NotFoundError,
+    ReaderGroupError,
+    SealedError,
+    StoreUnavailableError,
+    TruncatedError,
+)
 from synchronizer.callables import NotHandledError, check_returned, is_async
 from synchronizer.clock import growing_pause
 from synchronizer.loggers import get_logger
@@ -20,6 +28,7 @@ from synchronizer.threads.loading import loading
 
 from ..errors import EventTooLargeError
 from ..group.reader import Reader
+from ..streams.data.block import Headers
 from ..streams.event import Event, EventBatch, as_read
 from ..streams.serializers import PydanticSerializer, Serializer, keeps_bytes
 from ..streams.writing.writer import EventWriter
@@ -408,18 +417,11 @@ class Worker(Generic[T]):
                 attempts=earlier.attempts + attempts,
                 earlier_errors=earlier.errors,
             )
-        if self._dead_letters is None:
-            self._dead_letters = self._until_stored(event, partial(self._new_letter_writer, retry.dead_letters))
-        write, flush = self._dead_letters.write, self._dead_letters.flush
         try:
-            self._until_stored(
-                event,
-                partial(write, letter, routing_key=event.routing_key, headers=headers, event_time=event.event_time),
-            )
-        except EventTooLargeError as too_large:
-            error.add_note(f"The event could not be moved to the dead letters: {too_large}")
+            self._store_letter(event, letter, headers, retry.dead_letters)
+        except (EventTooLargeError, NotFoundError, SealedError) as reason:
+            error.add_note(f"The event could not be moved to the dead letters: {reason}")
             raise self._failed(event, error, attempts) from error
-        self._until_stored(event, flush)
         self._counters.dead_letters += 1
         self._skip_in_sink(event)
         self._logger.error(
@@ -429,6 +431,24 @@ class Worker(Generic[T]):
             exc_info=error,
             extra={"segment": event.segment},
         )
+
+    def _store_letter(self, event: Event[T], letter: DeadLetter, headers: Headers, stream: str) -> None:
+        """Store the letter durably. A stream that was created again since the last letter is opened again."""
+        while True:
+            is_new = self._dead_letters is None
+            if self._dead_letters is None:
+                self._dead_letters = self._until_stored(event, partial(self._new_letter_writer, stream))
+            writer = self._dead_letters
+            write = partial(writer.write, letter, event.routing_key, headers=headers, event_time=event.event_time)
+            try:
+                self._until_stored(event, write)
+                return self._until_stored(event, writer.flush)
+            except NotFoundError:
+                self._dead_letters = None
+                with suppress(ReaderGroupError):  # it has told why it stores nothing more
+                    writer.close()
+                if is_new:
+                    raise
 
     def _wait_for_retry(self, delayed: DelayedEvents, event: Event[T], error: Exception, attempts: int) -> bool:
         """Store the event until its retry is due. Return False if it has had all of its retries, or is too large."""

@@ -985,6 +985,44 @@ def test_a_worker_whose_handler_fails_in_an_outage_goes_on_after_it(store_url: s
         assert [event.data.data for event in dead_letters(client, DEAD)] == [b"e00005"]
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("what", ["sealed", "deleted"])
+def test_an_event_that_dead_letters_do_not_take_is_named_with_the_error_of_its_handler(
+    client: rg.Client, what: str, concurrency: int
+) -> None:
+    def handle(event: rg.Event[bytes]) -> None:
+        if event.data == b"e00003":
+            (client.streams.seal if what == "sealed" else client.streams.delete)(DEAD)
+        if event.data in (b"e00001", b"e00003"):
+            raise Fault("no amount")
+
+    for stream in (STREAM, DEAD):
+        client.streams.create(stream)
+    one_key(client, 5)
+    group = client.groups.create("billing", streams=[STREAM])
+    with pytest.raises(rg.HandlerError, match="no amount.*could not be moved to the dead letters") as raised:
+        group.pool(handle, retry=fast(1, DEAD), concurrency=concurrency).run()
+    (events,) = client.batch.segment_ranges(STREAM)
+    assert raised.value.facts["pointer"] == str([*client.batch.read(events)][3].pointer)
+    assert isinstance(raised.value.__cause__, Fault)
+
+
+def test_dead_letters_go_to_the_stream_that_was_created_again(client: rg.Client) -> None:
+    def handle(event: rg.Event[bytes]) -> None:
+        if event.data == b"e00003":
+            client.streams.delete(DEAD)
+            client.streams.create(DEAD)
+        if event.data in (b"e00001", b"e00003"):
+            raise Fault
+
+    for stream in (STREAM, DEAD):
+        client.streams.create(stream)
+    one_key(client, 5)
+    group = client.groups.create("billing", streams=[STREAM])
+    group.pool(handle, retry=fast(1, DEAD)).run()
+    assert [letter.data.data for letter in dead_letters(client, DEAD)] == [b"e00003"]
+
+
 @pytest.mark.stores("sqlite")
 def test_a_worker_that_repeats_what_a_dead_one_had_in_hand_goes_on_after_an_outage(store_url: str) -> None:
     handled: list[str] = []
