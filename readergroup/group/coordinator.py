@@ -40,8 +40,6 @@ _logger = get_logger(__name__)
 HAND_OVER_SECONDS: Final = 0.5
 #: How long an automatic checkpoint waits for readers to pass it; ``max_processing_seconds`` if that is longer.
 CHECKPOINT_SECONDS: Final = 600.0
-#: How long a reader that leaves retries a store that does not answer. Those that leave this soon after it do not try.
-LEAVE_SECONDS: Final = 5.0
 
 
 class CoordinatedReader(Protocol):
@@ -69,7 +67,6 @@ class ReaderCoordinator:
         self._threaded = threads
         self._lock = threading.Lock()
         self._readers: WeakValueDictionary[str, CoordinatedReader] = WeakValueDictionary()
-        self._spares_until = float("-inf")
         self._logger = LogAbout(_logger, group=updater.group)
         name, keeper = self._synchronizer.name, partial(Keeper, clock=self._clock, logger=self._logger)
         self._leases = keeper(lambda: self.renew() if self._readers else None, name=f"{name}-leases")
@@ -91,7 +88,6 @@ class ReaderCoordinator:
 
     def add(self, reader: CoordinatedReader) -> None:
         """Coordinate the reader from now on."""
-        self.answered()  # the join
         with self._lock:
             self._readers[reader.reader_id] = reader
         try:
@@ -109,23 +105,6 @@ class ReaderCoordinator:
             if self._readers.get(reader.reader_id) is reader:
                 del self._readers[reader.reader_id]
         self._leases.wake()
-
-    def answered(self) -> None:
-        """Note that the store has answered a reader."""
-        self._spares_until = float("-inf")
-
-    def left_unanswered(self) -> None:
-        """Note that a reader has left, and that the store did not answer in time."""
-        self._spares_until = self._clock.monotonic() + LEAVE_SECONDS
-
-    @property
-    def spares_leaving(self) -> bool:
-        """Whether readers leave without asking the store: one has just waited for it, and it did not answer.
-
-        The readers of a process mostly leave one after the other, and only the first waits. A renewal that failed is no
-        reason: the store may be back since.
-        """
-        return self._clock.monotonic() < self._spares_until
 
     def _present_readers(self) -> list[CoordinatedReader]:
         with self._lock:  # else the iteration fails when another thread adds or removes a reader
@@ -158,11 +137,8 @@ class ReaderCoordinator:
         """Renew the leases that are due, and return when the next is due. Raises nothing but `ClosedError`."""
         due = float("inf")
         for reader in self._present_readers():
-            renewed_at = reader.renewed_at
             try:
                 due = min(due, reader.renew_if_due())
-                if reader.renewed_at != renewed_at:
-                    self.answered()
             except ClosedError:
                 raise
             except NotFoundError as error:  # the group was deleted: there is nothing to renew

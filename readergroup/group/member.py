@@ -23,13 +23,14 @@ from synchronizer.backoff import Backoff
 from synchronizer.clock import stopwatch
 from synchronizer.liveness.keeper import is_store_unavailable
 from synchronizer.liveness.lease import Lease
+from synchronizer.liveness.leaving import leaving
 from synchronizer.liveness.timing import RENEWALS
 from synchronizer.loggers import get_logger
 
 from ..errors import ReaderNotInGroupError
 from ..streams.event import Position
 from ..telemetry.logs import LogAbout
-from .coordinator import LEAVE_SECONDS, ReaderCoordinator
+from .coordinator import ReaderCoordinator
 from .model.config import ReaderGroupConfig
 from .model.positions import Positions
 from .model.state import ReaderGroupState
@@ -37,6 +38,9 @@ from .model.updates import RemoveReader
 from .updater import GroupUpdater
 
 _logger = get_logger(__name__)
+
+#: How long a reader that leaves retries a store that does not answer.
+LEAVE_SECONDS: Final = 5.0
 
 #: Why a reader that is out of its group does not join again by itself.
 _STAYS_OUT: Final[Mapping[str, str]] = {
@@ -164,25 +168,21 @@ class GroupMember:
 
     def _remove(self, at: Position | None) -> None:
         """Remove the reader from the group. Wait for a store that is away, and longer if other processes are faster."""
-        if at is None and self._coordinator.spares_leaving:
-            raise StoreUnavailableError("the store does not answer")
         deadline = Deadline(self._clock, self._timeout)
         while True:
             try:
-                self._updater.remove_reader(
-                    self.reader_id,
-                    lease=self.lease.name,
-                    reached=self._positions(),
-                    position=at,
-                    cause="closed",
-                    timeout=deadline.remaining(LEAVE_SECONDS),
-                )
-                return self._coordinator.answered()
+                with leaving(self._synchronizer.store, self._clock, insists=at is not None):
+                    self._updater.remove_reader(
+                        self.reader_id,
+                        lease=self.lease.name,
+                        reached=self._positions(),
+                        position=at,
+                        cause="closed",
+                        timeout=deadline.remaining(LEAVE_SECONDS),
+                    )
+                return
             except DeadlineExceededError as error:
-                if is_store_unavailable(error):
-                    self._coordinator.left_unanswered()
-                    raise
-                if deadline.passed:
+                if is_store_unavailable(error) or deadline.passed:
                     raise
 
     def give_up(self) -> None:

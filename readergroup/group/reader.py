@@ -64,6 +64,8 @@ EVENTS_AHEAD: Final = 4096
 #: The size of an Arrow batch, by default.
 ARROW_BYTES: Final = 1024 * 1024
 
+#: The longest wait for a store that is away. `Reader.stop` takes effect after it.
+_ATTEMPT_SECONDS: Final = 5.0
 #: The pause between two retries while the store is away.
 _PAUSE_SECONDS: Final = 0.02
 
@@ -349,8 +351,8 @@ class Reader(Generic[T]):
         """Leave the group. Other readers continue at once. Closing twice is no error.
 
         If the store is away, the call waits 5 s at most. Then the lease runs out, and other readers continue from the
-        last commit. The reader logs a warning, or raises if you gave ``at``. Of several readers of the group that a
-        process closes one after the other, only the first waits.
+        last commit. The reader logs a warning, or raises if you gave ``at``. Of several readers that a process closes
+        one after the other, only the first waits.
 
         Args:
             at: Where other readers continue, instead of where this reader stands.
@@ -430,7 +432,7 @@ class Reader(Generic[T]):
     def _await_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
         while not self._stopped:
             try:
-                batch = self._look_for_batch(max_events, deadline)
+                batch = self._look_for_batch(max_events, Deadline(self._clock, deadline.remaining(_ATTEMPT_SECONDS)))
                 if batch is None and not deadline.passed:
                     self._wait(deadline)
                 self._is_cut_off = False

@@ -19,8 +19,6 @@ from ..threads.flag import Flag
 
 #: The pause after an error. A lease that is to be renewed three times per timeout allows for no long one.
 RETRY_SECONDS: Final = 0.1
-#: After this time without an answer, the store is away.
-CUT_OFF_SECONDS: Final = 1.0
 
 T = TypeVar("T")
 
@@ -66,10 +64,9 @@ class Keeper:
         self._starts = 0
         self._is_asked = False  # to start, since the present step began
         self._wake = Flag()
-        #: Each part of the work that fails, with its last error, and whether that says that the store is unavailable.
-        self._troubles: dict[Callable[..., object], tuple[str, bool]] = {}
+        #: Each part of the work that fails, with its last error.
+        self._troubles: dict[Callable[..., object], str] = {}
         self._failures = 0  # in a row
-        self._failing_since = 0.0  # when the first of them began
 
     def start(self) -> None:
         """Start the thread unless it runs. After an error or an interrupt, call it again."""
@@ -103,40 +100,26 @@ class Keeper:
 
     def attempt(self, part: Callable[..., T], *arguments: Any) -> T | float:
         """Return the result of a part of the work, or, after any error but a `ClosedError`, when to call it again."""
-        began = self._clock.monotonic()
         try:
             result = part(*arguments)
         except ClosedError:
             raise
         except BaseException as error:
             raise_interrupt(error)
-            return self._clock.monotonic() + self._complain(part, error, began)
+            return self._clock.monotonic() + self._complain(part, error)
         self._troubles.pop(part, None)
         return result
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the store has been away for so long that another call is not worth its wait.
-
-        After one failed attempt only a connection may have ended, and the next attempt has another one.
-        """
-        is_away = any(is_unavailable for _, is_unavailable in list(self._troubles.values()))
-        return is_away and self._clock.monotonic() >= self._failing_since + CUT_OFF_SECONDS
-
-    def forget_troubles(self) -> None:
-        """Treat no part as failing: a caller has just found that the store answers."""
-        self._troubles.clear()
-
-    def _complain(self, part: Callable[..., object], error: BaseException, began: float) -> float:
+    def _complain(self, part: Callable[..., object], error: BaseException) -> float:
         """Log the error, a lasting one once; return the seconds until the next attempt."""
         if not self._troubles:
-            self._failures, self._failing_since = 0, began
+            self._failures = 0
         self._failures += 1
         if not isinstance(error, ReaderGroupError):
             survive(error, self._name)
-        elif all(text != str(error) for text, _ in list(self._troubles.values())):
+        elif str(error) not in list(self._troubles.values()):
             self._logger.warning("%s: %s", self._name, error)
-        self._troubles[part] = str(error), is_store_unavailable(error)
+        self._troubles[part] = str(error)
         return growing_pause(self._failures, first=RETRY_SECONDS, most=self._max_pause_seconds)
 
     # ------------------------------------------------------------------ the thread

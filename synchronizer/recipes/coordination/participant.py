@@ -25,11 +25,11 @@ from synchronizer.errors import (
     NotFoundError,
     OutcomeUnknownError,
     ReaderGroupError,
-    StoreUnavailableError,
     UnknownUpdateError,
 )
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.lease import DeathWatch, Lease, Observed, lease_value, read_leases
+from synchronizer.liveness.leaving import leaving
 from synchronizer.liveness.timing import RENEWALS
 from synchronizer.loggers import get_logger
 from synchronizer.state_synchronizer import Proposal, StateSynchronizer
@@ -204,8 +204,6 @@ class Participant:
                 return False
             self._left_behind -= left_behind  # a lost request for one of these cannot arrive any more
             self._leaving -= left_behind
-            for keeper in self._keepers or ():
-                keeper.forget_troubles()
             lease.begin(sent_at, synchronizer.state.timeout_seconds)
             with self._lock:
                 if self.wanted:
@@ -267,7 +265,7 @@ class Participant:
         check_duration(timeout, "timeout", or_none=True)
         lease = self._lease
         leases = self._withdraw()
-        gone = self._leave(leases, timeout) if leases else ()
+        gone = self._leave(leases, timeout, insists=True) if leases else ()
         return next((each for each in gone if lease is not None and each.lease == lease.name), None)
 
     def leave_if_interrupted(self, call: Callable[[], R]) -> R:
@@ -281,16 +279,13 @@ class Participant:
             raise
 
     def leave_or_warn(self) -> None:
-        """`leave`, and log an error instead of raising it. Skip the store call if the background work had no answer."""
+        """`leave`, and log an error instead of raising it. While the store does not answer, only the first waits."""
         if os.getpid() != self._process_id:
             return  # a forked child: the lease belongs to the parent
         leases = self._withdraw()
         try:
-            if leases and any(keeper.is_cut_off for keeper in self._keepers or ()):
-                self._left_behind.update(leases)
-                raise StoreUnavailableError("the store does not answer")
             if leases:
-                self._leave(leases, ASK_SECONDS)
+                self._leave(leases, ASK_SECONDS, insists=False)
         except ReaderGroupError as error:
             _logger.warning(
                 "%s could not leave %s; its lease will expire: %s", self.member, self._synchronizer.name, error
@@ -320,13 +315,14 @@ class Participant:
         self.tell()
         return {*self._left_behind, *self._leaving}
 
-    def _leave(self, leases: Collection[str], timeout: float | None) -> Sequence[Member]:
+    def _leave(self, leases: Collection[str], timeout: float | None, *, insists: bool) -> Sequence[Member]:
         def leave(state: Members) -> Proposal[Members, Sequence[Member]]:
             gone = removing([each for each in state.members if each.lease in leases], "left")
             return gone._replace(flushes=self._flushes_leaving)
 
         try:
-            gone = self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
+            with leaving(self._synchronizer.store, self._clock, insists=insists):
+                gone = self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
         except NotFoundError:  # the state was deleted, and the members with it
             self._leaving.difference_update(leases)
             return ()

@@ -62,14 +62,6 @@ def test_a_reader_that_is_left_open_and_forgotten_lets_the_threads_end(world: Wo
         until(lambda: threads() == set(), "the threads end")
 
 
-def test_a_reader_that_was_just_let_in_leaves_at_once_whatever_the_store_did_before(world: World) -> None:
-    with world.in_real_time() as (_, client):
-        group = client.groups.get("billing")
-        group.coordinator.left_unanswered()  # as of a reader in a life of the group that is over
-        group.reader("r1").close()
-        assert "r1" not in group.state.readers
-
-
 @pytest.mark.unexpected_errors
 def test_a_reader_leaves_at_once_after_a_renewal_that_failed_though_the_store_answered(world: World) -> None:
     process = world.process()

@@ -12,7 +12,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.group import updater as group_updater
-from readergroup.group.coordinator import LEAVE_SECONDS
+from readergroup.group.member import LEAVE_SECONDS
 from readergroup.group.model.state import ReaderState
 from readergroup.group.model.updates import AddReader
 from synchronizer import AttributeChange, StoreUnavailableError, open_store
@@ -159,6 +159,30 @@ def test_of_readers_that_are_closed_in_an_outage_only_the_first_waits_and_a_late
         store.unavailable = False
         readers[2].close()
     assert sorted(world.state.readers) == ["r0", "r1"]
+
+
+def test_of_groups_that_are_closed_in_an_outage_only_the_first_waits(world: World) -> None:
+    clock = InstantClock()
+    with FailingStore(open_store(world.url, clock=clock)) as store, rg.Client(store, clock=clock) as client:
+        readers = [client.groups.create(f"g{number}", streams=[STREAM]).reader() for number in range(3)]
+        store.unavailable = True
+        began = clock.monotonic()
+        client.groups.close()
+        assert clock.monotonic() - began < LEAVE_SECONDS + 1
+        store.unavailable = False
+    assert all(reader._member.closed for reader in readers)
+
+
+def test_a_reader_that_has_joined_since_the_outage_leaves_its_group(world: World) -> None:
+    clock = InstantClock()
+    with FailingStore(open_store(world.url, clock=clock)) as store, rg.Client(store, clock=clock) as client:
+        group = client.groups.get("billing")
+        first = group.reader("r0")
+        store.unavailable = True
+        first.close()
+        store.unavailable = False
+        group.reader("r1").close()
+    assert sorted(world.state.readers) == ["r0"]
 
 
 @pytest.mark.stores("postgresql")

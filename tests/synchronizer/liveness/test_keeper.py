@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from synchronizer import ClosedError, DeadlineExceededError, ManualClock, StoreUnavailableError, background_errors
+from synchronizer import ClosedError, ManualClock, StoreUnavailableError, background_errors
 from synchronizer.clock import Clock, SystemClock
 from synchronizer.liveness.keeper import RETRY_SECONDS, Keeper
 from synchronizer.threads.background import BackgroundThread
@@ -155,35 +155,6 @@ def test_a_wait_that_fails_is_a_pause() -> None:
     a_keeper(Steps(NEVER, NEVER), clock=clock, wait=fail).start()
     until(lambda: not threads())
     assert clock.pauses == [RETRY_SECONDS] * 2
-
-
-def test_a_keeper_knows_whether_the_store_is_away() -> None:
-    keeper = a_keeper(Steps(), clock=(clock := ManualClock()))
-    late = DeadlineExceededError("not in time")
-    late.__cause__ = StoreUnavailableError("the store is away")
-    for error, is_cut_off in ((late, True), (DeadlineExceededError("another was faster"), False)):
-        part = Steps(error, 0.0, error)
-        keeper.attempt(part)
-        assert not keeper.is_cut_off  # it may have been one connection
-        clock.advance(1)
-        assert keeper.is_cut_off is is_cut_off
-        keeper.attempt(part)
-        assert not keeper.is_cut_off
-        keeper.attempt(part)
-        keeper.forget_troubles()
-        assert not keeper.is_cut_off
-
-
-def test_an_attempt_that_has_waited_long_for_the_store_is_enough() -> None:
-    clock = ManualClock()
-
-    def wait_in_vain() -> None:
-        clock.advance(5)
-        raise StoreUnavailableError("the store is away")
-
-    keeper = a_keeper(Steps(), clock=clock)
-    keeper.attempt(wait_in_vain)
-    assert keeper.is_cut_off
 
 
 # ---------------------------------------------------------------------- begin and end

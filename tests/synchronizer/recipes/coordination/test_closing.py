@@ -14,7 +14,8 @@ from synchronizer.recipes.coordination.barrier import Barrier
 from synchronizer.recipes.coordination.election import LeaderElection
 from synchronizer.recipes.coordination.lock import Lock
 from synchronizer.recipes.coordination.membership import Membership
-from synchronizer.testing import FailingStore, ManualClock, Operation
+from synchronizer.recipes.coordination.participant import ASK_SECONDS
+from synchronizer.testing import FailingStore, InstantClock, ManualClock, Operation
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any], object]]] = {
@@ -65,3 +66,45 @@ def test_a_close_does_not_wait_for_a_clock_that_stands_still(kind: str) -> None:
         closing = CallInThread(lambda: (one.close(),))
         assert closing.ended() == (None,)
         assert isinstance(joining.ended(), ReaderGroupError)
+
+
+STAYING = {
+    "election": LeaderElection.campaign,
+    "membership": Membership.join,
+    "lock": Lock.acquire,
+    "barrier": lambda barrier: barrier.arrival().join(timeout=1.0),
+}
+
+
+@pytest.mark.parametrize("kind", STAYING)
+def test_what_is_closed_right_after_an_outage_leaves_at_once(kind: str) -> None:
+    open_one, _ = KINDS[kind]
+    clock = ManualClock()
+    with open_store("memory://closing", clock=clock) as shared:
+        store = FailingStore(shared)
+        one, other = open_one(store, clock=clock, threads=False), open_one(shared, clock=clock, threads=False)
+        STAYING[kind](one)
+        assert len(other.synchronizer.fetch_updates().members) == 1
+        store.unavailable = True
+        clock.advance(5)
+        one.step()  # a renewal fails
+        clock.advance(2)
+        store.unavailable = False
+        one.close()
+        assert other.synchronizer.fetch_updates().members == ()
+
+
+@pytest.mark.parametrize("kind", STAYING)
+def test_of_those_that_are_closed_in_an_outage_only_the_first_waits(kind: str) -> None:
+    open_one, _ = KINDS[kind]
+    clock = InstantClock()
+    with open_store("memory://closing", clock=clock) as shared:
+        store = FailingStore(shared)
+        several = [open_one(store, **{"name": f"ship{n}"}, clock=clock, threads=False) for n in range(3)]
+        for one in several:
+            STAYING[kind](one)
+        store.unavailable = True
+        began = clock.monotonic()
+        for one in several:
+            one.close()
+        assert ASK_SECONDS <= clock.monotonic() - began < 2 * ASK_SECONDS
