@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Literal
 from weakref import WeakSet
 
@@ -34,7 +34,7 @@ from synchronizer.store import MAX_CREATED
 from synchronizer.threads.loading import loading
 from synchronizer.threads.task_threads import TaskThreads
 
-from ..closable import Closable, close_each
+from ..closable import close_each
 from ..errors import StreamExistsError
 from ..telemetry.counters import Counters
 from .config import (
@@ -62,6 +62,7 @@ from .retention.applying import Retention
 from .scaling.applying import StreamScaling
 from .state import AnnounceSeal, ConfigureStream, CreateStream, StreamState, TruncateStream, new_stream
 from .transactions.finished_keys import FinishedKeys
+from .writing.open_writers import OpenWriter, close_writers
 
 if TYPE_CHECKING:  # each method loads what it starts
     from .copy_parts import OnProgress
@@ -133,7 +134,7 @@ class StreamManager:
         #: Shared by the writers of this manager.
         self.writer_threads: Final = TaskThreads("writers", self.clock)
         #: Writers to close with this manager. Their threads keep them alive until they are closed.
-        self.open_writers: WeakSet[Closable] = WeakSet()
+        self.open_writers: WeakSet[OpenWriter] = WeakSet()
         self._process_id = os.getpid()
 
     def __repr__(self) -> str:
@@ -586,7 +587,7 @@ class StreamManager:
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
         deletions = self._deletions
-        closes = [writer.close for writer in list(self.open_writers)]
+        closes: list[Callable[[], object]] = [partial(close_writers, list(self.open_writers), self.metadata.clock)]
         if deletions is not None:
             closes.append(deletions.close)
         close_each([*closes, self.metadata.close])

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import secrets
 import threading
-from typing import Protocol
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol
 
-from synchronizer import Deadline, NotFoundError, OutcomeUnknownError, ReaderGroupError, SealedError, SegmentStore
-from synchronizer.backoff import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
+from synchronizer import (
+    Deadline,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    SealedError,
+    SegmentStore,
+    SystemClock,
+)
+from synchronizer.backoff import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, Backoff
 from synchronizer.clock import Clock
 from synchronizer.compare_and_set import Cell, Outcome, remove_attributes
+from synchronizer.liveness.leaving import PATIENCE_SECONDS, leaving
 from synchronizer.threads.background import survive
 
 from ...telemetry.counters import StreamCounters
 from ..data.write_batch import Batch
 from ..state import StreamState
 from . import event_numbers
+
+_CLOCK: Final = SystemClock()  # a clock that a test moves stands still while a writer closes
 
 
 class OnTrouble(Protocol):
@@ -134,10 +147,11 @@ class BatchAppender:
         """Remove the writer's event numbers, except where one still keeps out a late append of this writer."""
         for number, cell in self._cells.items():
             if cell.stored is not None and number not in self._unsettled:
-                try:
-                    remove_attributes(self._store, cell.segment, {cell.attribute: cell.stored})
-                except ReaderGroupError:
-                    continue  # it goes with the segment
+                known = {cell.attribute: cell.stored}
+                with suppress(ReaderGroupError), leaving(self._store, _CLOCK):  # else it goes with the segment
+                    Backoff(_CLOCK, Deadline(_CLOCK, PATIENCE_SECONDS)).retry(
+                        partial(remove_attributes, self._store, cell.segment, known)
+                    )
 
     def _cell(self, number: int) -> Cell:
         """Return the cell of the writer's event number on a segment."""

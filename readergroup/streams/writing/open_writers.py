@@ -12,22 +12,29 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Final, Protocol
 
-from synchronizer import Deadline, ReaderGroupError, SystemClock
+from synchronizer import Clock, Deadline, ReaderGroupError, SystemClock
 from synchronizer.loggers import get_logger
+
+from ...closable import close_each
 
 #: How long the end of the process waits for unstored events, for all its writers together.
 EXIT_SECONDS: Final = 10.0
+#: How long closing waits for a running append, after the deadline.
+APPEND_SECONDS: Final = 1.0
 
 _logger = get_logger(__name__)
 
 
 class OpenWriter(Protocol):
+    timeout: float
+
     def _store_until(self, deadline: Deadline) -> None: ...
 
-    def _close_until(self, deadline: Deadline) -> None: ...
+    def _close_until(self, deadline: Deadline, appends_end: Deadline = ...) -> None: ...
 
     def _abandon(self) -> None: ...
 
@@ -52,6 +59,14 @@ def opened(writer: OpenWriter) -> None:
 
 def closed(writer: OpenWriter) -> None:
     _writers.discard(writer)
+
+
+def close_writers(writers: Collection[OpenWriter], clock: Clock) -> None:
+    """Close the writers. Their timeouts begin now, and so does the time for appends that hang."""
+    longest = max((writer.timeout for writer in writers), default=0.0)
+    appends_end = Deadline(SystemClock(), longest + APPEND_SECONDS)
+    closes = [partial(writer._close_until, Deadline(clock, writer.timeout), appends_end) for writer in writers]
+    close_each(closes)
 
 
 def _store_all() -> None:

@@ -46,6 +46,7 @@ from synchronizer import (
     OutcomeUnknownError,
     ReaderGroupError,
     SealedError,
+    SystemClock,
 )
 from synchronizer.arguments import check_duration, check_items
 from synchronizer.clock import is_manual, wait_on
@@ -76,7 +77,7 @@ from ..serializers import BytesSerializer, Serializer, check_takes_bytes, checke
 from ..state import StreamState
 from .appending import BatchAppender, Effort
 from .lanes import Lane, Lanes
-from .open_writers import closed, opened
+from .open_writers import APPEND_SECONDS, closed, opened
 
 if TYPE_CHECKING:
     from ..data.packed_rows import PackedRows
@@ -91,8 +92,7 @@ LINGER_SECONDS: Final = 0.002
 
 #: How many appends of a writer to different segments can run at the same time.
 _SENDERS: Final = 16
-#: How long closing waits for a running append, after the deadline.
-_JOIN_SECONDS: Final = 1.0
+_NEVER: Final = Deadline(SystemClock(), None)
 
 _logger = get_logger(__name__)
 
@@ -703,8 +703,8 @@ class EventWriter(Generic[T]):
         """
         self._close_until(self._deadline(timeout))
 
-    def _close_until(self, deadline: Deadline) -> None:
-        """`close`, with a deadline that may be on another clock."""
+    def _close_until(self, deadline: Deadline, appends_end: Deadline = _NEVER) -> None:
+        """`close`, with a deadline that may be on another clock, and one for an append that hangs."""
         if self.has_ended:
             return
         if self._ended:  # by a close that still runs, or was interrupted: nothing more is stored
@@ -720,17 +720,17 @@ class EventWriter(Generic[T]):
             if not is_whole:
                 raise DeadlineExceededError("a write has not ended in time", stream=self.stream)
         except ReaderGroupError:
-            self._end()
+            self._end(appends_end)
             self._give_up(is_whole=is_whole)  # does nothing if the writer failed
             with self._lock:
                 self._raise_failure()
-        self._end()
+        self._end(appends_end)
         if self._failure is None:
             self._notes.end()
             self._appender.remove_event_numbers()
             self._manager.finished_keys.forget_now(self.stream)
 
-    def _end(self) -> None:
+    def _end(self, appends_end: Deadline = _NEVER) -> None:
         """Send nothing more, after a running append."""
         self._ended = True
         self._notes.stop()
@@ -739,8 +739,8 @@ class EventWriter(Generic[T]):
                 if not self._is_stepping:
                     break
                 progress = self._progress.next_ring()
-            progress.wait(_JOIN_SECONDS)
-        self._task.end(0.0 if self._is_stepping else _JOIN_SECONDS)
+            progress.wait(appends_end.remaining(APPEND_SECONDS))
+        self._task.end(0.0 if self._is_stepping else appends_end.remaining(APPEND_SECONDS))
         closed(self)
         self._manager.open_writers.discard(self)
 
