@@ -25,6 +25,7 @@ from synchronizer import (
     Revision,
     State,
     StateSynchronizer,
+    SystemClock,
     Transition,
     TransitionFeed,
 )
@@ -286,18 +287,21 @@ class PollingNotifier(ABC, Generic[S, N]):
     def close(self) -> None:
         """Unregister all listeners and end the threads. Closing twice is no error.
 
-        Waits up to 5 s for the running poll, and for each running listener. What is queued is dropped: a durable
-        listener hears it when its name is registered again.
+        Waits up to 5 s for the running poll and the running listeners. What is queued is dropped: a durable listener
+        hears it when its name is registered again.
         """
+        self._close_until(Deadline(SystemClock(), CLOSE_TIMEOUT_SECONDS))  # threads end in real time, on every clock
+
+    def _close_until(self, deadline: Deadline) -> None:
         if os.getpid() != self._process_id:
             return  # a forked child: the threads belong to the parent
         with self._order:
             self._closed = True
             self.unregister_all_listeners()
-        self._polling.join(CLOSE_TIMEOUT_SECONDS)
-        self._system.close()
+        self._polling.join(deadline.remaining())
+        self._system._close_until(deadline)
         for listening in self._leaving:
-            listening.join(CLOSE_TIMEOUT_SECONDS)
+            listening.join(deadline.remaining())
 
     def __enter__(self) -> Self:
         return self

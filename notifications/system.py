@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 from blinker import Signal
 
-from synchronizer import ClosedError, InvalidArgumentError
+from synchronizer import ClosedError, Deadline, InvalidArgumentError, SystemClock
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
 from synchronizer.callables import check_callable, check_returned, is_async
 from synchronizer.loggers import get_logger
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Listener = Callable[[N], object]
 
 DEFAULT_QUEUE_SIZE: Final = 1000
-#: How long `close` waits for a running call of a listener.
+#: How long `close` waits for running polls and calls of listeners.
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
 
 _logger = get_logger(__name__)
@@ -120,7 +120,7 @@ class Subscription(Generic[N]):
             self.abandon()  # the coroutine cannot continue during the wait
         self._thread.join(timeout)
         if self._thread.is_alive():
-            _logger.warning("a listener did not return within %s s: %r", timeout, self.listener)
+            _logger.warning("a listener did not return in time: %r", self.listener)
             self.abandon()
 
     def abandon(self) -> None:
@@ -280,14 +280,17 @@ class NotificationSystem:
             subscription.deliver()
 
     def close(self) -> None:
-        """Unregister all listeners, and wait up to 5 s for each running call. Closing twice is no error."""
+        """Unregister all listeners, and wait up to 5 s for running calls. Closing twice is no error."""
+        self._close_until(Deadline(SystemClock(), CLOSE_TIMEOUT_SECONDS))
+
+    def _close_until(self, deadline: Deadline) -> None:
         with self._lock:
             self._closed = True
             for subscription in list(self._subscriptions):
                 self.unregister(subscription)
             leaving, self._leaving = self._leaving, []
         for subscription in leaving:
-            subscription.join(CLOSE_TIMEOUT_SECONDS)
+            subscription.join(deadline.remaining())
 
     def _count_failure(self) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
@@ -19,7 +20,7 @@ from synchronizer.recipes.queue.limits import MAX_OUTSTANDING_BYTES
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import Stepped, step_each
 
-from .closable import Closable, close_each, noted
+from .closable import Closable, close_each, noted, stop_each
 from .forms import refuses_async
 from .streams.event_time.defaults import EVENT_TIME_TIMEOUT_SECONDS
 
@@ -606,8 +607,9 @@ class Client:
             return  # a forked child: the objects belong to the parent
         self._closed = True
         with self._closing:
-            closes = [opened.close for opened in reversed(list(self._opened.values()))]
-            closes += [self._parts[name].close for name in ("groups", "streams") if name in self._parts]
+            opened = [*reversed(list(self._opened.values()))]
+            opened += [self._parts[name] for name in ("groups", "streams") if name in self._parts]
+            closes: list[Callable[[], object]] = [partial(stop_each, opened), *(each.close for each in opened)]
             if self._address is not None:
                 closes.append(self.store.close)
             close_each(closes)

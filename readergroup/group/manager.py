@@ -21,7 +21,7 @@ from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
-from ..closable import close_each
+from ..closable import close_each, stop_each
 from ..errors import ReaderGroupExistsError
 from ..record.naming import LIFE
 from ..streams.config import StreamCut, check_name
@@ -257,6 +257,12 @@ class ReaderGroupManager:
             opened.close()
         return group
 
+    def stop(self) -> None:
+        """Stop the pools and autoscalers of all groups."""
+        with self._lock:
+            groups = self._groups.values()
+        stop_each(groups)
+
     def close(self) -> None:
         """Close all groups that were opened here. Closing twice is no error."""
         if os.getpid() != self._process_id:
@@ -265,7 +271,14 @@ class ReaderGroupManager:
             self._closed = True
             groups = self._groups.values()
         # In this order: the readers that close may still wait for the store.
-        close_each([*(group.close for group in groups), self._closing.set])
+        close_each([partial(_close_groups, groups), self._closing.set])
+
+
+def _close_groups(groups: Sequence[ReaderGroup]) -> None:
+    if groups:  # so it is loaded
+        from .reader_group import close_groups
+
+        close_groups(groups)
 
 
 def _not_found(name: str) -> NotFoundError:

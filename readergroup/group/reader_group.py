@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar, overload
 from weakref import WeakSet
 
 from synchronizer import (
@@ -17,6 +17,7 @@ from synchronizer import (
     Map,
     SegmentStore,
     StateSynchronizer,
+    SystemClock,
 )
 from synchronizer.arguments import check_type
 from synchronizer.backoff import Backoff
@@ -25,7 +26,7 @@ from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
-from ..closable import close_each
+from ..closable import close_each, stop_each
 from ..record import defaults
 from ..scaling.scaled_group import PoolClient
 from ..streams.config import SegmentId, StreamCut, check_name
@@ -97,6 +98,16 @@ class GroupClient(PoolClient, Protocol):
 
     @property
     def groups(self) -> Groups: ...
+
+
+#: How long closing waits for the polls and listeners of all notifiers.
+_CLOSE_SECONDS: Final = 5.0
+
+
+class _Opened(NamedTuple):
+    running: Sequence[ReaderPool[Any] | Autoscaling]
+    readers: Sequence[Reader[Any]]
+    recordings: Sequence[NotificationRecording]
 
 
 class ReaderGroup:
@@ -792,27 +803,22 @@ class ReaderGroup:
 
     # ------------------------------------------------------------------ the end
 
+    def stop(self) -> None:
+        """Stop the pools and autoscalers. `close` waits for them."""
+        if os.getpid() == self._process_id:  # a forked child: they belong to the parent
+            stop_each(list(self._running))
+
     def close(self) -> None:
         """Close pools, autoscaling, readers, recordings and notifiers. The client calls it. Twice is no error."""
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
+        close_groups([self])
+
+    def _open_no_more(self) -> _Opened:
+        """Return what was opened here; from now on nothing else is."""
         with self._lock:
             self._closed = True
-            running = list(self._running)
-            recordings = list(self._recordings)
-            readers = list(self._readers)
-        notifiers = self._notifiers
-        close_each(
-            [
-                *(each.close for each in running),
-                *(reader.close for reader in readers),
-                *(recording.close for recording in recordings),  # after the readers, so that it records their leaving
-                *(notifier.unregister_all_listeners for notifier in notifiers),
-                self.synchronizer.close,  # ends polls that wait for a store that is away
-                self._closing.set,
-                *(notifier.close for notifier in notifiers),
-            ]
-        )
+            return _Opened(list(self._running), list(self._readers), list(self._recordings))
 
     @property
     def _notifiers(self) -> Sequence[PollingNotifier[ReaderGroupState, Any]]:
@@ -823,6 +829,31 @@ class ReaderGroup:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reconnect, (self._client, self.name)
+
+
+def close_groups(groups: Sequence[ReaderGroup]) -> None:
+    """Close the groups. All take each step together, so the threads of all end during the same waits."""
+    opened = [group._open_no_more() for group in groups]
+    running = [each for group in opened for each in group.running]
+    recordings = [each for group in opened for each in group.recordings]
+    notifiers = [each for group in groups for each in group._notifiers]
+    close_each(
+        [
+            *(each.close for each in running),
+            *(reader.close for group in opened for reader in group.readers),
+            *(recording.stop for recording in recordings),  # after the readers, so that it records their leaving
+            *(recording.close for recording in recordings),
+            *(notifier.unregister_all_listeners for notifier in notifiers),
+            *(group.synchronizer.close for group in groups),  # ends polls that wait for a store that is away
+            *(group._closing.set for group in groups),
+            partial(_close_notifiers, notifiers),
+        ]
+    )
+
+
+def _close_notifiers(notifiers: Iterable[PollingNotifier[Any, Any]]) -> None:
+    deadline = Deadline(SystemClock(), _CLOSE_SECONDS)
+    close_each(partial(notifier._close_until, deadline) for notifier in notifiers)
 
 
 def _claims(sink: SqlSink, counters: GroupCounters) -> Claims:

@@ -132,13 +132,18 @@ class OutboxRelay:
             pass
         return due
 
+    def stop(self) -> None:
+        """Stop after the present round, without waiting for it."""
+        if os.getpid() == self._process_id:  # a forked child: the relay belongs to the parent
+            self._stopping.set()
+            self._news.set()
+            self._keeper.wake()
+
     def close(self) -> None:
         """Stop after the present round, and let another relay take over. Closing twice is no error."""
         if os.getpid() != self._process_id:
             return  # a forked child: the relay belongs to the parent
-        self._stopping.set()
-        self._news.set()
-        self._keeper.wake()
+        self.stop()
         if is_manual(self._clock):
             self._leave()
         elif not self._keeper.join(_CLOSE_SECONDS):

@@ -28,6 +28,7 @@ from notifications.background import BackgroundPolling
 from synchronizer import (
     AlreadyExistsError,
     ClosedError,
+    Deadline,
     NotFoundError,
     ReaderGroupError,
     Revision,
@@ -38,6 +39,7 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_duration
 from synchronizer.clock import is_manual
 from synchronizer.compare_and_set import Cell, Outcome
+from synchronizer.liveness.leaving import leaving
 from synchronizer.loggers import get_logger
 
 from ..group.lag import GroupLag
@@ -172,18 +174,25 @@ class NotificationRecording:
             finally:  # the group's log can be recorded even if following its streams failed
                 self._record(lag, timeout=None)
 
+    def stop(self) -> None:
+        """Record no more until `close`, which records the rest."""
+        if os.getpid() == self._process_id:  # a forked child: the recording belongs to the parent
+            self._polling.stop()
+
     def close(self) -> None:
         """Record all present notifications and end. Waits a few seconds at most. Can be called twice."""
         if os.getpid() != self._process_id:
             return  # a forked child: the recording belongs to the parent
         self._polling.stop()
-        self._polling.join(CLOSE_SECONDS)
-        if not self._lock.acquire(timeout=CLOSE_SECONDS):
+        deadline = Deadline(self._clock, CLOSE_SECONDS)
+        self._polling.join(deadline.remaining())
+        if not self._lock.acquire(timeout=deadline.remaining()):
             return  # the next recording finds the rest in the group's log
         try:
             if not self._closed:
                 self._closed = True
-                self._record(None, timeout=CLOSE_SECONDS)
+                with leaving(self._store, self._clock):
+                    self._record(None, timeout=CLOSE_SECONDS)
         except ReaderGroupError as error:
             self._logger.warning(
                 "the record of %s is incomplete until the next recording continues it: %s", self._group.name, error

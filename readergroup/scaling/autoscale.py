@@ -101,13 +101,17 @@ class Autoscaling:
     def __call__(self, decision: ScalingDecision) -> object:
         return self._callback(decision)
 
+    def stop(self) -> None:
+        """Stop calling, and release the role soon."""
+        self._closed = True
+        self._keeper.wake()
+
     def close(self) -> None:
         """Stop calling, and release the role. Waits a few seconds for a running call. Can be called twice."""
         if os.getpid() != self._process_id:
             return  # a forked child: the callback belongs to the parent
-        self._closed = True
+        self.stop()
         self._unregister()
-        self._keeper.wake()
         call = self._call
         if call is None or call.thread is not threading.current_thread():
             self._keeper.join(2 * CLOSE_SECONDS)

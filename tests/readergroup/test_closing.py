@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -14,6 +16,7 @@ import readergroup as rg
 from readergroup import aio
 from synchronizer import open_store
 from synchronizer.testing import FailingStore
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 STREAM = "shop/orders"
 
@@ -104,3 +107,92 @@ def test_threads_that_close_one_client_at_once(store_url: str) -> None:
                 done.result(30.0)
         with pytest.raises(rg.ClosedError):
             client.streams.list()
+
+
+def test_processors_stop_together(store: FailingStore) -> None:
+    client = rg.Client(store)
+    begun, stopped = threading.Barrier(3), threading.Barrier(2)
+
+    def handle(event: object) -> None:
+        begun.wait(PATIENCE_SECONDS)
+        (me,) = [each for each in processors if each.name == event.queue]  # type: ignore[attr-defined]
+        until(me._consumer.stopping.is_set, "this processor is stopped", seconds=20.0)
+        stopped.wait(20.0)
+
+    processors = [client.event_processor(name, handle) for name in ("a", "b")]
+    for name in ("a", "b"):
+        client.event_queue(name).add(b"1")
+    begun.wait(PATIENCE_SECONDS)
+    client.close()
+    assert not stopped.broken
+    assert [each.processed_events for each in processors] == [1, 1]
+
+
+def test_pools_of_several_groups_drain_together(store: FailingStore) -> None:
+    client = rg.Client(store)
+    begun, stopped = threading.Barrier(3), threading.Barrier(2)
+    pools: list[rg.ReaderPool[bytes]] = []
+
+    def handle(number: int, event: object) -> None:
+        begun.wait(PATIENCE_SECONDS)
+        until(lambda: pools[number]._stopping, "this pool is stopped", seconds=20.0)
+        stopped.wait(20.0)
+
+    for number in range(2):
+        group = client.groups.create(f"g{number}", streams=[STREAM])
+        pools.append(group.pool(partial(handle, number), readers=1))
+    with client.writer(STREAM) as writer:
+        writer.write(b"1")
+    running = [CallInThread(lambda pool=pool: (pool.run(),)) for pool in pools]  # type: ignore[misc]
+    begun.wait(PATIENCE_SECONDS)
+    client.close()
+    assert not stopped.broken
+    assert [each.ended() for each in running] == [(None,), (None,)]
+
+
+def test_listeners_of_several_groups_are_waited_for_together(
+    store: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("readergroup.group.reader_group._CLOSE_SECONDS", 0.5)
+    client, goes_on = rg.Client(store), threading.Event()
+    begun = threading.Barrier(5)
+
+    def listen(_: object) -> None:
+        begun.wait(PATIENCE_SECONDS)
+        goes_on.wait(PATIENCE_SECONDS)
+
+    for number in range(4):
+        client.groups.create(f"g{number}", streams=[STREAM]).segment_notifier.register_listener(listen)
+    begun.wait(PATIENCE_SECONDS)
+    began = time.monotonic()
+    client.close()
+    goes_on.set()
+    assert time.monotonic() - began < 5.0  # as long as one notifier waits by itself
+
+
+def test_timeouts_of_writers_begin_together(store: FailingStore) -> None:
+    client = rg.Client(store)
+    writers = [client.writer(STREAM, timeout=2.0) for _ in range(5)]
+    store.unavailable = True
+    for writer in writers:
+        writer.write(b"1")
+    began = time.monotonic()
+    with pytest.raises(rg.ReaderGroupError, match="events_not_stored=1"):
+        client.close()
+    assert time.monotonic() - began < 6.0
+
+
+def test_a_reader_hears_in_an_outage_that_it_is_stopped(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("readergroup.group.reader._ATTEMPT_SECONDS", 0.2)
+    asked = threading.Event()
+    with rg.Client(store) as client:
+        reader = client.groups.create("billing", streams=[STREAM]).reader()
+        store.before = lambda operation: asked.set()
+        store.unavailable = True
+        reader._member.has_news = True
+        reading = CallInThread(lambda: (reader.read(timeout=PATIENCE_SECONDS),))
+        assert asked.wait(PATIENCE_SECONDS)
+        reader.stop()
+        reading.join(20.0)
+        assert reading.result == (None,)
+        store.unavailable = False

@@ -197,6 +197,11 @@ class EventProcessor(EventQueue):
         self._check_error()
         return stopped
 
+    def stop(self) -> None:
+        """Stop after the current event or batch, without waiting for it. `close` waits."""
+        if os.getpid() == self._process_id:  # a forked child: the role belongs to the parent
+            self._consumer.stopping.set()
+
     def close(self, *, timeout: float | None = None) -> None:
         """Stop after the current event or batch; the next consumer continues after it.
 
@@ -209,7 +214,7 @@ class EventProcessor(EventQueue):
         check_duration(timeout, "timeout", or_none=True)
         if os.getpid() != self._process_id:
             return  # a forked child: the role belongs to the parent
-        self._consumer.stopping.set()
+        self.stop()
         if self._thread is None:
             self._leave()
         elif self._thread.is_alive() and not waits_for_caller(self._thread):
