@@ -81,6 +81,7 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
     }),
     "the client closes it": frozenset({
         "PollingNotifier.close", "ReaderGroup.close", "ReaderGroupManager.close", "StreamManager.close",
+        "EventProcessor.stop", "ReaderGroup.stop", "ReaderGroupManager.stop",
     }),
     "a decorator cannot be awaited: use register_listener": frozenset({"PollingNotifier.listen"}),
     "it runs callbacks in threads of its own: use the synchronous client": frozenset({"ReaderGroup.autoscale"}),
