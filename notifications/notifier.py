@@ -38,7 +38,14 @@ from .background import BackgroundPolling
 from .durable import DEFAULT_ROLE_TIMEOUT_SECONDS, DurableListening, attribute_of, forget
 from .mailbox import Mailbox, N
 from .notification import OBSERVATION, PRESENT_VALUE, SEVERAL_CHANGES, Change
-from .system import CLOSE_TIMEOUT_SECONDS, DEFAULT_QUEUE_SIZE, Listener, NotificationSystem, Subscription
+from .system import (
+    CLOSE_TIMEOUT_SECONDS,
+    DEFAULT_QUEUE_SIZE,
+    Listener,
+    NotificationSystem,
+    Subscription,
+    check_listener,
+)
 
 if TYPE_CHECKING:
     from apscheduler.schedulers.base import BaseScheduler
@@ -188,7 +195,8 @@ class PollingNotifier(ABC, Generic[S, N]):
             durable: The durable name: up to 100 letters, digits and ``. _ -``. None for a listener that is not durable.
 
         Raises:
-            InvalidArgumentError: The durable name is invalid, or another listener of this notifier has it.
+            InvalidArgumentError: The listener cannot be called with one notification, the durable name is invalid, or
+                another listener of this notifier has it.
             ClosedError: The notifier is closed.
         """
         self._check_open()
@@ -205,7 +213,12 @@ class PollingNotifier(ABC, Generic[S, N]):
         return listener
 
     def unregister_listener(self, listener: Listener[N]) -> None:
-        """Unregister ``listener``. No error if it is not registered."""
+        """Unregister ``listener``. No error if it is not registered.
+
+        Raise `InvalidArgumentError` for what cannot be a listener, such as the function that `register_listener`
+        returned: call that one instead.
+        """
+        check_listener(listener, self.source, advice=", or call it if register_listener returned it")
         with self._order:
             subscription = self._find(listener)
             if subscription is not None:

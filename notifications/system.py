@@ -13,7 +13,7 @@ from blinker import Signal
 
 from synchronizer import ClosedError, Deadline, InvalidArgumentError, SystemClock
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
-from synchronizer.callables import check_callable, check_returned, is_async
+from synchronizer.callables import check_callable, check_returned, check_takes, is_async
 from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, raise_interrupt, waits_for_caller
 from synchronizer.threads.loading import loading
@@ -50,7 +50,7 @@ class Subscription(Generic[N]):
         self._on_failure = on_failure
         self._mailbox: Mailbox[N] = Mailbox(queue_size)
         self._loop = _running_loop()
-        check_callable(listener, "a listener", may_await=True, name=name)
+        check_listener(listener, name)
         if self._loop is None and is_async(listener):
             raise InvalidArgumentError(
                 "an async listener runs on the event loop of its registration; register it in a coroutine", name=name
@@ -226,6 +226,7 @@ class NotificationSystem:
             kind: A notification class. Instances of its subclasses are delivered too.
 
         Raises:
+            InvalidArgumentError: The listener cannot be called with one notification.
             ClosedError: The system is closed.
         """
         check_type(source, str, "source")
@@ -295,6 +296,12 @@ class NotificationSystem:
     def _count_failure(self) -> None:
         with self._lock:
             self.failures += 1
+
+
+def check_listener(listener: Listener[Any], source: str, *, advice: str = "") -> None:
+    """Raise `InvalidArgumentError` for what cannot be a listener to ``source``."""
+    check_callable(listener, "a listener", may_await=True, source=source)
+    check_takes(listener, "listener", "notification", advice=advice, source=source)
 
 
 def _running_loop() -> EventLoop | None:

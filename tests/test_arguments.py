@@ -95,7 +95,6 @@ NOT_TYPED: Mapping[str, frozenset[str]] = {
         "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put", "Subscription.receive",
         "TransitionFeed.put",
     }),
-    "it asks whether there is such a thing, and there is none": frozenset({"PollingNotifier.unregister_listener"}),
     "what is stored is read, and raises what its format raises": frozenset({
         "BytesSerializer.loads", "JsonSerializer.loads", "MsgpackSerializer.loads", "PydanticSerializer.loads",
     }),

@@ -95,7 +95,11 @@ class Notifier(Facade[PollingNotifier[Any, N]], Generic[N]):
         return partial(self._calls.end, unregister)
 
     async def unregister_listener(self, listener: Callable[[N], object]) -> None:
-        """Unregister ``listener``. No error if it is not registered."""
+        """Unregister ``listener``. No error if it is not registered.
+
+        Raise `InvalidArgumentError` for what cannot be a listener, such as the function that `register_listener`
+        returned: call and await that one instead.
+        """
         await self._calls.end(partial(self._wrapped.unregister_listener, awaited_on_loop(listener)))
 
     async def unregister_all_listeners(self) -> None:

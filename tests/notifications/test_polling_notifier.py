@@ -146,6 +146,28 @@ def test_an_unregistered_listener_hears_nothing_more_and_unregistering_twice_is_
     assert stays.values == [0, 1]
 
 
+def test_what_cannot_be_a_listener_is_not_unregistered_without_a_word(manual: CountNotifier) -> None:
+    heard = Heard()
+    unregister = manual.register_listener(heard)
+    with pytest.raises(InvalidArgumentError, match="call it if register_listener returned it"):
+        manual.unregister_listener(unregister)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="must be a function"):
+        manual.unregister_listener("heard")  # type: ignore[arg-type]
+    manual.synchronizer.update_state_unconditionally(Add())
+    manual.poll()
+    assert heard.values == [0, 1]
+    manual.unregister_listener(print)  # it was never registered
+
+
+@pytest.mark.parametrize("durable", [None, "sizer"])
+def test_a_listener_that_takes_no_notification_is_refused(manual: CountNotifier, durable: str | None) -> None:
+    for listener in (lambda: None, lambda notification, gap: None):
+        with pytest.raises(InvalidArgumentError, match=r"called as listener\(notification\)"):
+            manual.register_listener(listener, durable=durable)  # type: ignore[arg-type]
+    for listener in (lambda *heard: None, lambda notification, gap=False: None, [].append, type):
+        manual.register_listener(listener, durable=durable)()
+
+
 def test_a_listener_that_comes_back_after_the_last_one_left_hears_the_present_value(
     manual: CountNotifier, elsewhere: StateSynchronizer[Counter]
 ) -> None:

@@ -189,6 +189,27 @@ def test_notifications_are_iterated_awaited_and_heard(store_url: str) -> None:
     run(test())
 
 
+def test_what_cannot_be_a_listener_is_neither_registered_nor_unregistered() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await fill(client, 0)
+            notifier = (await client.groups.create("billing", streams=[STREAM])).segment_notifier
+
+            async def takes_two(notification: rg.SegmentNotification, gap: bool) -> None: ...
+
+            for listener in (takes_two, lambda: None):
+                with pytest.raises(rg.InvalidArgumentError, match=r"called as listener\(notification\)"):
+                    await notifier.register_listener(listener)  # type: ignore[arg-type]
+            unregister = await notifier.register_listener(print)
+            with pytest.raises(rg.InvalidArgumentError, match="call it if register_listener returned it"):
+                await notifier.unregister_listener(unregister)  # type: ignore[arg-type]
+            assert notifier._wrapped._subscriptions
+            await unregister()
+            await notifier.unregister_listener(print)
+
+    run(test())
+
+
 def test_a_coroutine_that_a_plain_listener_returns_runs_on_the_loop_of_its_registration() -> None:
     async def test() -> None:
         async with aio.connect("memory://") as client:
