@@ -12,7 +12,10 @@ from synchronizer import (
 
 
 class StreamExistsError(AlreadyExistsError):
-    """A stream of this name exists with another config. Call ``streams.configure`` to change it."""
+    """A stream of this name exists with another config.
+
+    Call ``streams.configure`` to change it, and ``streams.scale`` to change the number of its segments.
+    """
 
 
 class StreamBeingCopiedError(NotFoundError):

@@ -28,6 +28,17 @@ class Configuration(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
+def differences(one: Configuration, other: Configuration) -> dict[str, object]:
+    """Return the fields of ``one`` that differ in ``other``, for an error: of a configuration in both, these fields."""
+    found = {}
+    for field, value in one:
+        there = getattr(other, field)
+        if value != there:
+            both = isinstance(value, Configuration) and isinstance(there, Configuration)
+            found[field] = differences(value, there) if both else value
+    return found
+
+
 def reasons(error: ValidationError) -> str:
     """Return the findings of pydantic in one line: fields, reasons and values."""
     return "; ".join(

@@ -23,6 +23,17 @@ Segments = Annotated[
         show_default=False,
     ),
 ]
+LeastSegments = Annotated[
+    int | None,
+    typer.Option(
+        "--segments",
+        help=(
+            "The least number of segments, with --scale-events or --scale-bytes. Default: 1. To split or merge "
+            "segments, use 'stream scale'."
+        ),
+        show_default=False,
+    ),
+]
 ScaleEvents = Annotated[
     float | None,
     typer.Option(

@@ -38,6 +38,9 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "the stream has no retention policy; change it with streams.configure": (
         "the stream has no retention policy; set one with 'readergroup stream configure'"
     ),
+    "split or merge them with streams.scale, then call streams.configure with this policy": (
+        "split or merge them with 'readergroup stream scale', then run 'readergroup stream configure --no-scaling'"
+    ),
     "change it with streams.configure": "change it with 'readergroup stream scale' or 'readergroup stream configure'",
     "complete it with streams.copy": "complete it with 'readergroup stream copy'",
     "discard it with streams.delete": "discard it with 'readergroup stream delete'",

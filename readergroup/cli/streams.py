@@ -25,7 +25,16 @@ from .retention import (
     retain_all,
     show_report,
 )
-from .scaling import MaxSegments, ScaleBytes, ScaleEvents, Segments, scaling_in_words, scaling_of, show_scaling
+from .scaling import (
+    LeastSegments,
+    MaxSegments,
+    ScaleBytes,
+    ScaleEvents,
+    Segments,
+    scaling_in_words,
+    scaling_of,
+    show_scaling,
+)
 from .screen import count, print_json, say, size
 from .session import WrongUsage, session
 from .tables import Table
@@ -83,7 +92,7 @@ def create(
 def configure(
     context: typer.Context,
     stream: Name,
-    segments: Segments = None,
+    segments: LeastSegments = None,
     scale_events: ScaleEvents = None,
     scale_bytes: ScaleBytes = None,
     max_segments: MaxSegments = None,
@@ -105,8 +114,13 @@ def configure(
     scaling = scaling_of(segments, scale_events, scale_bytes, max_segments)
     if retention is not None and no_retention:
         raise WrongUsage("use either options such as --retention-max-age 7d, or --no-retention")
-    if scaling is not None and (no_scaling or scaling.load is None):
+    if scaling is not None and no_scaling:
         raise WrongUsage("use either --scale-events or --scale-bytes, or --no-scaling")
+    if scaling is not None and scaling.load is None:
+        raise WrongUsage(
+            "--segments is the least number for --scale-events or --scale-bytes; split or merge segments with "
+            "'readergroup stream scale'"
+        )
     tags = {} if no_tags else _tags(tag)
     if no_tags and tag:
         raise WrongUsage("use either --tag or --no-tags")

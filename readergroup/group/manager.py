@@ -13,6 +13,7 @@ from synchronizer import ANY, AttributeChange, ClosedError, Deadline, NotFoundEr
 from synchronizer.arguments import check_type
 from synchronizer.backoff import Backoff
 from synchronizer.compare_and_set import remove_attributes
+from synchronizer.configuration import differences
 from synchronizer.liveness.lease import read_leases
 from synchronizer.log.peeking import LOGS_AT_ONCE, peek
 from synchronizer.state import StateCodec
@@ -91,8 +92,8 @@ class ReaderGroupManager:
             raise ReaderGroupExistsError(
                 "a group of this name exists with another config; change it with group.configure, or delete it first",
                 name=name,
-                exists_with=_differences(group.config, config),
-                asked_for=_differences(config, group.config),
+                exists_with=differences(group.config, config),
+                asked_for=differences(config, group.config),
             )
         return group
 
@@ -283,7 +284,3 @@ def _close_groups(groups: Sequence[ReaderGroup]) -> None:
 
 def _not_found(name: str) -> NotFoundError:
     return NotFoundError("there is no reader group of this name; create it with groups.create", name=name)
-
-
-def _differences(config: ReaderGroupConfig, other: ReaderGroupConfig) -> dict[str, object]:
-    return {field: value for field, value in config if value != getattr(other, field)}

@@ -29,6 +29,7 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_count, check_duration, check_items, check_type
 from synchronizer.clock import clock_or_system
+from synchronizer.configuration import differences
 from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.store import MAX_CREATED
 from synchronizer.threads.loading import loading
@@ -80,6 +81,19 @@ def _config(
     check_type(scaling, ScalingPolicy, "scaling", or_none=True)
     check_type(retention, RetentionPolicy, "retention", or_none=True)
     return StreamConfig(scaling=scaling or ScalingPolicy(segments=1), retention=retention, tags=tags)
+
+
+def _exists_differently(state: StreamState, wanted: StreamConfig) -> StreamExistsError:
+    found, segments = differences(state.config, wanted), len(state.current)
+    asked_for = differences(wanted, state.config)
+    advice = "the stream exists with another config; change it with streams.configure"
+    only_segments = wanted.scaling.load is None and found == {"scaling": {"segments": state.config.scaling.segments}}
+    if only_segments and segments != wanted.scaling.segments:  # `configure` would not split or merge them
+        advice = (
+            f"the stream has {segments} segment{'s' * (segments != 1)}; split or merge them with streams.scale, "
+            "then call streams.configure with this policy"
+        )
+    return StreamExistsError(advice, stream=state.name, exists_with=found, asked_for=asked_for)
 
 
 def _key_range(given: KeyRange | tuple[float, float]) -> KeyRange:
@@ -252,12 +266,7 @@ class StreamManager:
             if not state.exists:
                 return [CreateStream(incarnation=new.incarnation, config=new.config)]
             if state.config != new.config:
-                raise StreamExistsError(
-                    "the stream exists with another config; change it with streams.configure",
-                    stream=new.name,
-                    config=state.config,
-                    wanted=new.config,
-                )
+                raise _exists_differently(state, new.config)
             return []
 
         synchronizer.update_state(begin, timeout=deadline.remaining())

@@ -160,7 +160,7 @@ def test_a_stream_is_created_listed_and_shown(cli: Cli) -> None:
 
 def test_creating_what_exists_is_no_error_unless_it_differs(orders: Cli) -> None:
     orders.ok("stream", "create", "shop/orders", "--segments", "2")
-    assert "another config" in orders.fails(1, "stream", "create", "shop/orders", "--segments", "3")
+    assert "the stream has 2 segments" in orders.fails(1, "stream", "create", "shop/orders", "--segments", "3")
 
 
 def test_streams_are_listed_by_scope(orders: Cli) -> None:

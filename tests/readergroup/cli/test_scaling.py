@@ -50,4 +50,15 @@ def test_wrong_options_say_what_is_right(cli: Cli, options: tuple[str, ...], mes
 def test_a_configuration_needs_an_option(cli: Cli) -> None:
     cli.ok("stream", "create", "shop/orders")
     assert "use options such as" in cli.fails(2, "stream", "configure", "shop/orders")
-    assert "or --no-scaling" in cli.fails(2, "stream", "configure", "shop/orders", "--segments", "5")
+    message = cli.fails(2, "stream", "configure", "shop/orders", "--segments", "5")
+    assert "least number for --scale-events" in message and "'readergroup stream scale'" in message
+
+
+def test_a_stream_of_other_segments_is_scaled_and_then_configured(cli: Cli) -> None:
+    cli.ok("stream", "create", "shop/orders", "--segments", "2")
+    message = cli.fails(1, "stream", "create", "shop/orders", "--segments", "4")
+    assert "the stream has 2 segments" in message and "'readergroup stream scale'" in message
+    assert "then run 'readergroup stream configure --no-scaling'" in message and "None" not in message
+    cli.ok("stream", "scale", "shop/orders", "--split", "0,1")
+    cli.ok("stream", "configure", "shop/orders", "--no-scaling")
+    assert "4 segments" in cli.ok("stream", "create", "shop/orders", "--segments", "4")

@@ -109,10 +109,31 @@ def test_creating_what_exists_with_the_same_config_returns_it(streams: StreamMan
     assert StreamManager(streams.store).create(NAME, scaling=fixed(2)) == first
 
 
-def test_creating_what_exists_with_another_config_shows_both_and_names_configure(streams: StreamManager) -> None:
+def test_creating_what_exists_with_another_config_shows_what_differs_and_names_configure(
+    streams: StreamManager,
+) -> None:
     streams.create(NAME, scaling=fixed(2))
-    with pytest.raises(StreamExistsError, match=r"configure.*segments=2.*segments=3"):
-        streams.create(NAME, scaling=fixed(3))
+    with pytest.raises(StreamExistsError, match=r"streams\.configure") as caught:
+        streams.create(NAME, scaling=fixed(2), tags={"team": "x"})
+    assert caught.value.facts == {"stream": NAME, "exists_with": {"tags": None}, "asked_for": {"tags": {"team": "x"}}}
+    by_rate = ScalingPolicy.by_event_rate(1000, min_segments=2)
+    streams.configure(NAME, scaling=by_rate)
+    with pytest.raises(StreamExistsError, match=r"change it with streams\.configure") as caught:
+        streams.create(NAME, scaling=ScalingPolicy.by_event_rate(1000, min_segments=4))
+    assert caught.value.facts["asked_for"] == {"scaling": {"segments": 4}}
+
+
+def test_creating_what_exists_with_other_segments_names_scale(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    with pytest.raises(StreamExistsError, match=r"the stream has 2 segments; .*streams\.scale") as caught:
+        streams.create(NAME, scaling=fixed(4))
+    assert caught.value.facts["exists_with"] == {"scaling": {"segments": 2}}
+    assert caught.value.facts["asked_for"] == {"scaling": {"segments": 4}}
+    streams.scale(NAME, split=[0, 1])
+    with pytest.raises(StreamExistsError, match=r"change it with streams\.configure"):
+        streams.create(NAME, scaling=fixed(4))  # it has four by now
+    streams.configure(NAME, scaling=fixed(4))
+    assert len(streams.create(NAME, scaling=fixed(4)).segments) == 4
 
 
 def test_a_config_is_changed_by_configure(streams: StreamManager) -> None:
