@@ -22,6 +22,7 @@ _RUNS_IT: Final = (
     "runs it with asyncio.run, or passes it to your loop with asyncio.run_coroutine_threadsafe(...).result()"
 )
 _ASYNC_ADVICE: Final = f"nothing would await it; pass a plain function that {_RUNS_IT}"
+_AWAITABLE_ADVICE: Final = f"an async function awaits it itself, a plain one {_RUNS_IT}"
 
 
 class NotHandledError(BaseException):
@@ -33,7 +34,13 @@ class NotHandledError(BaseException):
 
 
 def check_callable(
-    call: object, what: str, *, may_await: bool = False, may_yield: bool = False, **facts: object
+    call: object,
+    what: str,
+    *,
+    may_await: bool = False,
+    may_yield: bool = False,
+    advice: str = _ASYNC_ADVICE,
+    **facts: object,
 ) -> None:
     """Raise `InvalidArgumentError` if ``call`` cannot be called, or if calling it would not run its body.
 
@@ -42,12 +49,13 @@ def check_callable(
         what: Its role, for the error, such as "a handler".
         may_await: Accept an ``async def``: the caller awaits the result.
         may_yield: Accept a generator function: the caller iterates over the result.
+        advice: What to do instead of an ``async def``, for the error.
         **facts: Values for the error.
     """
     if not callable(call):
         raise InvalidArgumentError(f"{what} must be a function or another callable", found=repr(call))
     if not may_await and is_async(call):
-        raise InvalidArgumentError(f"{what} must not be async: {_ASYNC_ADVICE}", found=repr(call), **facts)
+        raise InvalidArgumentError(f"{what} must not be async: {advice}", found=repr(call), **facts)
     if _is(inspect.isasyncgenfunction, call) or (not may_yield and _is(inspect.isgeneratorfunction, call)):
         raise InvalidArgumentError(
             f"{what} must not be a generator function, because nothing would run its body; pass a function that "
@@ -84,7 +92,9 @@ def check_takes(call: Callable[..., object], name: str, arguments: str, *, advic
         ) from error
 
 
-def check_returned(returned: object, what: str, *, may_yield: bool = False, **facts: object) -> None:
+def check_returned(
+    returned: object, what: str, *, may_yield: bool = False, advice: str = _AWAITABLE_ADVICE, **facts: object
+) -> None:
     """Raise `InvalidArgumentError` if ``returned`` is an awaitable or a generator: nothing of it has run yet.
 
     The check is fast for common types. A hot path can skip it for None.
@@ -93,6 +103,7 @@ def check_returned(returned: object, what: str, *, may_yield: bool = False, **fa
         returned: The returned value.
         what: The callable that returned it, for the error, such as "a handler".
         may_yield: Accept a generator: the caller iterates over it.
+        advice: What to do with an awaitable, for the error.
         **facts: Values for the error.
     """
     if type(returned) in _PLAIN:
@@ -101,8 +112,7 @@ def check_returned(returned: object, what: str, *, may_yield: bool = False, **fa
         if inspect.iscoroutine(returned):
             returned.close()  # else Python warns that it was never awaited
         raise InvalidArgumentError(
-            f"{what} returned an awaitable, which nothing would await: an async function awaits it itself, a plain one "
-            f"{_RUNS_IT}",
+            f"{what} returned an awaitable, which nothing would await: {advice}",
             found=type(returned).__name__,
             **facts,
         )

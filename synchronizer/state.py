@@ -76,6 +76,10 @@ class State(BaseModel):
 S = TypeVar("S", bound=State)
 
 
+#: What to do instead of an ``apply_to`` that awaits.
+AWAIT_FIRST: Final = "it must be pure; await before you make the update, and put the result into its fields"
+
+
 class Update(BaseModel, Generic[S]):
     """One typed change of a state, as in ``class Add(Update[Counter], tag="add")``: fields and a pure ``apply_to``.
 
@@ -96,7 +100,7 @@ class Update(BaseModel, Generic[S]):
         super().__init_subclass__(**kwargs)
         cls.tag = tag
         cls.may_exceed_limit = may_exceed_limit
-        check_callable(cls.apply_to, "apply_to", update=cls.__name__)
+        check_callable(cls.apply_to, "apply_to", advice=AWAIT_FIRST, update=cls.__name__)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

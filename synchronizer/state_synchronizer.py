@@ -363,7 +363,7 @@ class StateSynchronizer(Generic[S]):
 
         def propose(state: S) -> Proposal[S, R]:
             answer = generator(state)
-            check_returned(answer, "a generator of updates")
+            _check_generated(answer)
             try:
                 updates, value = answer
             except (TypeError, ValueError) as error:
@@ -377,8 +377,11 @@ class StateSynchronizer(Generic[S]):
 
     def update_state_unconditionally(self, *updates: Update[S], timeout: float | None = None) -> S:
         """Apply these updates to the newest state, as one entry, in this order; return the state after them."""
-        if updates and not isinstance(updates[0], Update):
-            raise InvalidArgumentError("pass each update as an argument of its own", found=type_name(updates[0]))
+        for update in updates:
+            if isinstance(update, type) and issubclass(update, Update):
+                raise InvalidArgumentError("pass an instance of the update, not its class", found=type_name(update))
+            if not isinstance(update, Update):
+                raise InvalidArgumentError("pass each update as an argument of its own", found=type_name(update))
         return self.update_state(lambda state: updates, timeout=timeout)
 
     def update_state_with_attributes(
@@ -398,7 +401,7 @@ class StateSynchronizer(Generic[S]):
                 raise self._does_not_exist()
             proposal = generator(state)
             if not isinstance(proposal, Proposal):
-                check_returned(proposal, "a generator of updates")
+                _check_generated(proposal)
                 raise InvalidArgumentError("the generator must return a Proposal", found=type(proposal).__name__)
             if proposal.updates:
                 body = self._codec.encode_updates(proposal.updates)
@@ -466,14 +469,19 @@ class StateSynchronizer(Generic[S]):
 
 def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:
     """Return the updates of a generator. Refuse a single update, whose iterator yields its fields, and None."""
-    check_returned(found, "a generator of updates", may_yield=True)
-    if isinstance(found, Update) or not hasattr(found, "__iter__"):
+    _check_generated(found, may_yield=True)
+    if isinstance(found, (Update, State, type)) or not hasattr(found, "__iter__"):
         raise _no_updates(found)
     updates = tuple(found)
     for update in updates:
         if not isinstance(update, Update):
             raise _no_updates(update)
     return updates
+
+
+def _check_generated(returned: object, *, may_yield: bool = False) -> None:
+    advice = "it runs again after a lost race, so await before this call"
+    check_returned(returned, "a generator of updates", may_yield=may_yield, advice=advice)
 
 
 def _no_generator(generator: object) -> InvalidArgumentError:
@@ -484,7 +492,11 @@ def _no_generator(generator: object) -> InvalidArgumentError:
 
 
 def _no_updates(found: object) -> InvalidArgumentError:
+    what = "put a single one into a list"
+    if isinstance(found, State):
+        what = "return updates, not a state"
+    elif isinstance(found, type):
+        what = "return instances of updates, not their classes"
     return InvalidArgumentError(
-        "a generator of updates must return updates in a list, or yield them; put a single one into a list",
-        found=type(found).__name__,
+        f"a generator of updates must return updates in a list, or yield them; {what}", found=type_name(found)
     )

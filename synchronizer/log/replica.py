@@ -9,7 +9,7 @@ from typing import Final, Generic, NamedTuple
 
 from ..callables import check_returned
 from ..errors import CorruptStateError, InvalidArgumentError, ReaderGroupError
-from ..state import S, StateCodec, Update
+from ..state import AWAIT_FIRST, S, StateCodec, Update
 from .entries import Entry, Mark, Revision
 
 #: How many transitions a feed keeps undrained. It replaces more of them by one with ``gap``.
@@ -75,7 +75,7 @@ class Replica(NamedTuple, Generic[S]):
 def _applied(update: Update[S], state: S, revision: Revision) -> S:
     after = update.apply_to(state, revision)
     if type(after) is not type(state):
-        check_returned(after, "apply_to", update=type(update).__name__)
+        check_returned(after, "apply_to", advice=AWAIT_FIRST, update=type(update).__name__)
         raise InvalidArgumentError(
             "apply_to must return a state of the same class",
             update=type(update).__name__,

@@ -990,3 +990,13 @@ def test_an_entry_of_an_unknown_kind_names_the_remedy() -> None:
         codec.decode_body(b"\x92\xa1z\x01")
     with pytest.raises(UnknownUpdateError, match="deploy"):
         codec.decode_snapshot(b"\x92\xa1z\x01")
+
+
+def test_an_update_that_awaits_is_told_to_await_before() -> None:
+    with pytest.raises(InvalidArgumentError, match="must be pure; await before you make the update") as refused:
+
+        class Fetch(Update[Cart], tag="fetch"):
+            async def apply_to(self, state: Cart, revision: Revision) -> Cart:  # type: ignore[override]
+                return state
+
+    assert "asyncio.run" not in str(refused.value)

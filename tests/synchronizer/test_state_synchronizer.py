@@ -192,7 +192,25 @@ class TestConditionalUpdates:
                 replica.update_state_returning(lambda state, found=found: (found, None))
         with pytest.raises(InvalidArgumentError, match=r"each update as an argument of its own: found='list'"):
             replica.update_state_unconditionally([single])  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="each update as an argument of its own"):
+            replica.update_state_unconditionally(single, "add")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="an instance of the update, not its class: found='the class"):
+            replica.update_state_unconditionally(Nothing)  # type: ignore[arg-type]
+        for of_class in (Nothing, [Nothing]):
+            with pytest.raises(InvalidArgumentError, match="instances of updates, not their classes"):
+                replica.update_state(lambda state, found=of_class: found)
+        for changed in (replica.state, [replica.state]):
+            with pytest.raises(InvalidArgumentError, match="return updates, not a state: found='Account'"):
+                replica.update_state(lambda state, found=changed: found)
         assert replica.state.value == 0
+
+    def test_an_async_generator_function_is_told_to_await_before(self, store: FailingStore) -> None:
+        async def generator(state: Account) -> list[Update[Account]]:
+            return []
+
+        with pytest.raises(InvalidArgumentError, match="runs again after a lost race, so await before this call") as no:
+            opened(store).update_state(generator)  # type: ignore[arg-type]
+        assert "asyncio.run" not in str(no.value)
 
     def test_it_returns_the_state_that_its_own_updates_made(self, store: FailingStore) -> None:
         replica = opened(store)
