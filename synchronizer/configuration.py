@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Collection
 from datetime import timedelta
-from typing import Any
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, ReaderGroupError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class Configuration(BaseModel):
@@ -18,14 +25,18 @@ class Configuration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def __init__(self, /, **fields: Any) -> None:
+    def __init__(self, /, *values: object, **fields: Any) -> None:
+        name, known = type(self).__name__, type(self).model_fields
+        if values:
+            raise InvalidArgumentError(f"{name} takes its fields by name: {', '.join(known)}", found=values)
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise InvalidArgumentError(f"{type(self).__name__} is invalid: {reasons(error)}") from error
+            raise InvalidArgumentError(f"{name} is invalid: {reasons(error, known)}") from error
 
     # Otherwise `model_validate` calls this constructor as well.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+    __init__.__signature__ = inspect.signature(BaseModel.__init__)  # type: ignore[attr-defined]  # without ``values``
 
 
 def differences(one: Configuration, other: Configuration) -> dict[str, object]:
@@ -39,13 +50,22 @@ def differences(one: Configuration, other: Configuration) -> dict[str, object]:
     return found
 
 
-def reasons(error: ValidationError) -> str:
-    """Return the findings of pydantic in one line: fields, reasons and values."""
-    return "; ".join(
-        ": ".join(filter(None, (".".join(map(str, e["loc"])), _in_our_words(e["type"], e["msg"]))))
-        + (f", not {_shown(e['input']):.100}" if e["loc"] and e["type"] not in ("missing", "extra_forbidden") else "")
-        for e in error.errors()
-    )
+def reasons(error: ValidationError, known: Collection[str] = ()) -> str:
+    """Return the findings of pydantic in one line: fields, reasons and values. ``known`` are the fields that exist."""
+    return "; ".join(map(partial(_reason, known), error.errors()))
+
+
+def _reason(known: Collection[str], found: ErrorDetails) -> str:
+    place, kind = found["loc"], found["type"]
+    words = _in_our_words(kind, found["msg"])
+    if kind == "extra_forbidden" and len(place) == 1 and known:
+        near = get_close_matches(str(place[0]), known, n=1)
+        words += f"; did you mean {near[0]}?" if near else f"; the fields are {', '.join(known)}"
+    reason = ": ".join(filter(None, (".".join(map(str, place)), words)))
+    shows_value = isinstance(found.get("ctx", {}).get("error"), ReaderGroupError)  # as a fact
+    if not place or shows_value or kind in ("missing", "extra_forbidden"):
+        return reason
+    return f"{reason}, not {_shown(found['input']):.100}"
 
 
 def _shown(value: object) -> str:

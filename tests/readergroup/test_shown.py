@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -88,12 +89,27 @@ def test_one_start_holds_for_all_streams(client: rg.Client) -> None:
         ({"streams": [[STREAM]], "start": "tail"}, "streams.0: must be a valid string"),
         ({"streams": 5, "start": "tail"}, r"streams: must be a list of names, such as \['shop/orders'\], not 5"),
         ({"reader_timeout_seconds": "x"}, "reader_timeout_seconds: must be a valid number, not 'x'"),
-        ({"reader_timeout": 5}, "reader_timeout: there is no field of this name"),
+        (
+            {"reader_timeout": 5},
+            "reader_timeout: there is no field of this name; did you mean reader_timeout_seconds?",
+        ),
+        ({"color": 5}, "color: there is no field of this name; the fields are streams, start, end, "),
     ],
 )
 def test_a_wrong_group_is_refused_in_plain_words(client: rg.Client, fields: dict[str, object], words: str) -> None:
     with pytest.raises(rg.InvalidArgumentError, match=words):
         client.groups.create("g", **{"streams": [STREAM], **fields})  # type: ignore[arg-type]
+
+
+def test_a_config_takes_its_fields_by_name() -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="RetryPolicy takes its fields by name: attempts, first_delay"):
+        rg.RetryPolicy(3)  # type: ignore[misc]
+    assert "values" not in str(inspect.signature(rg.RetryPolicy))
+
+
+def test_a_wrong_value_is_shown_once() -> None:
+    with pytest.raises(rg.InvalidArgumentError, match=r"dead_letters: the name .*'shop/orders': stream='nope'$"):
+        rg.RetryPolicy(dead_letters="nope")
 
 
 def test_a_field_that_is_missing_is_named() -> None:
