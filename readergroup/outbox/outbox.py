@@ -149,13 +149,13 @@ class Outbox(Generic[T]):
             NotFoundError: The outbox table does not exist.
             UnsupportedError: The connection is of an unknown kind, or the table of another version.
         """
+        writing = in_transaction(connection)
         check_stream_name(stream)
         if routing_key is not None:
             _check_text(routing_key, stream)
         headers = checked_headers(headers)
         data = self._dumps(event)
         check_size([data], headers, stream)
-        writing = in_transaction(connection)
         try:
             self._table.insert(writing, stream, routing_key, data, headers)
         except Exception as error:  # other errors of the database are the user's: they tell whether to retry

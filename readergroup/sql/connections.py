@@ -359,7 +359,7 @@ def wrap(connection: Any) -> SqlConnection:
         UnsupportedError: It is a connection to a database other than SQLite and PostgreSQL.
     """
     if isinstance(connection, str):
-        return DjangoConnection(django_connection(connection))
+        return DjangoConnection(django_connection(connection, instead="the connection of your transaction"))
     if is_instance(connection, "sqlalchemy.orm", "Session", "scoped_session"):
         return SqlAlchemyConnection(connection.connection())
     if is_instance(connection, "sqlalchemy.engine", "Connection"):

@@ -113,15 +113,14 @@ def was_closed(native: Any) -> bool:
     return closed == 1 if driver == "psycopg2" else bool(closed) and not getattr(native, "broken", False)
 
 
-def django_connection(alias: str) -> Any:
+def django_connection(alias: str, *, instead: str = "an engine, a pool, or a function that connects") -> Any:
     module = sys.modules.get("django.db")
     if module is None:
         raise InvalidArgumentError(
-            "a text is the alias of a Django connection, and Django is not set up in this process; pass an engine, a "
-            "pool, or a function that connects",
+            f"a text is the alias of a Django connection, and Django is not set up in this process; pass {instead}",
             found=alias.partition("://")[0],  # no passwords
         )
     try:
         return module.connections[alias]
     except Exception as error:
-        raise InvalidArgumentError("Django has no connection of this alias", alias=alias) from error
+        raise InvalidArgumentError(f"Django has no connection of this alias; pass {instead}", alias=alias) from error

@@ -693,6 +693,14 @@ def test_an_asyncio_application_is_told_how_to_use_an_outbox(client: rg.Client, 
 
 
 @each_kind
+def test_a_write_without_a_connection_asks_for_one(outbox: rg.Outbox[bytes]) -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="pass the connection of your transaction"):
+        outbox.write("no/alias", STREAM, b"1")
+    with pytest.raises(rg.InvalidArgumentError, match="pass the connection of your transaction"):
+        outbox.write(STREAM, b"1", "key")  # type: ignore[arg-type]
+
+
+@each_kind
 def test_a_connection_in_autocommit_mode_is_refused(kind: str, place: str, outbox: rg.Outbox[bytes]) -> None:
     with closing(connect_to(kind, place)) as connection:
         if kind == "sqlite":
