@@ -11,7 +11,7 @@ import typer
 import readergroup as rg
 
 from .screen import count, print_json, say, size
-from .session import WrongUsage, session
+from .session import WrongUsage, expected_to_exist, session
 from .streams import AsJson, Yes, confirm
 from .tables import Table
 from .times import TIME_HELP, parse_time
@@ -212,7 +212,8 @@ def _reset_target(group: rg.ReaderGroup, text: str) -> ResetTarget:
 def delete(context: typer.Context, group: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete a group and its positions, permanently."""
     with session(context).connect() as client:
-        client.groups.get(group)
+        with expected_to_exist("group"):
+            client.groups.get(group)
         confirm(f"Delete the reader group {group} and its positions?", yes)
         client.groups.delete(group)
     if as_json:

@@ -108,6 +108,16 @@ def session(context: typer.Context) -> Session:
     return found
 
 
+@contextmanager
+def expected_to_exist(kind: str) -> Iterator[None]:
+    """In an error, name the command that lists what exists. Errors of the library say how to create what is missing."""
+    try:
+        yield
+    except NotFoundError as error:
+        found, _, _ = error.message.partition(";")
+        raise NotFoundError(f"{found}; 'readergroup {kind} list' prints the names", **error.facts) from error
+
+
 class Commands(TyperGroup):
     """Commands that fail with one line on stderr: exit code 2 for a wrong command line, 1 for everything else."""
 

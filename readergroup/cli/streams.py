@@ -36,7 +36,7 @@ from .scaling import (
     show_scaling,
 )
 from .screen import count, print_json, say, size
-from .session import WrongUsage, session
+from .session import WrongUsage, expected_to_exist, session
 from .tables import Table
 
 if TYPE_CHECKING:
@@ -296,7 +296,8 @@ def truncate(
 def delete(context: typer.Context, stream: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete a stream and its data, permanently."""
     with session(context).connect() as client:
-        with suppress(rg.StreamBeingCopiedError):  # deletion discards an unfinished copy
+        # Deletion discards an unfinished copy.
+        with expected_to_exist("stream"), suppress(rg.StreamBeingCopiedError):
             client.streams.info(stream)
         confirm(f"Delete the stream {stream} and all its data?", yes)
         client.streams.delete(stream)

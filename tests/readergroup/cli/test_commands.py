@@ -806,6 +806,12 @@ def test_a_timeout_may_be_as_long_as_one_likes(orders: Cli, timeout: str) -> Non
     assert "the store answers" in orders.ok("doctor", "--timeout", timeout)
 
 
+@pytest.mark.parametrize("kind", ["stream", "group"])
+def test_nobody_is_advised_to_create_what_they_delete(orders: Cli, kind: str) -> None:
+    message = orders.fails(1, kind, "delete", "shop/nothing" if kind == "stream" else "nobody", "--yes")
+    assert f"'readergroup {kind} list' prints the names" in message and "create" not in message
+
+
 def test_errors_name_commands_and_not_calls(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
     assert "'readergroup stream create'" in orders.fails(1, "stream", "info", "shop/nothing")
