@@ -163,7 +163,9 @@ def drain(pool: ReaderPool[Any]) -> int:
     """
     if not isinstance(pool, ReaderPool):
         raise InvalidArgumentError(
-            "only a pool of a client of readergroup.connect can be drained; run another one", type=type(pool).__name__
+            "only a pool of a client of readergroup.connect can be drained, such as reader_group_client; it also takes "
+            "an async def handler",
+            found=f"{type(pool).__module__}.{type(pool).__qualname__}",
         )
     task = pool.task
     group = task.group

@@ -94,9 +94,11 @@ class ManualClock:
         return 1_600_000_000.0 + self._now
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward, and wake the threads that wait on it. Raise `ValueError` for negative seconds."""
-        if seconds < 0:
-            raise ValueError(f"a clock cannot go back; advance it by 0 or more seconds: seconds={seconds}")
+        """Move the clock forward, and wake the threads that wait on it.
+
+        Raise `InvalidArgumentError` if ``seconds`` is no number from 0 on: a clock cannot go back.
+        """
+        check_duration(seconds, "seconds")
         with self._moved:
             self._now += seconds
             self._moved.notify_all()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from ..arguments import check_duration
 from ..callables import checked
 from ..clock import ManualClock
 
@@ -47,10 +48,11 @@ class InstantClock(ManualClock):
 
     def advance(self, seconds: float) -> None:
         """Move the clock by ``seconds``, stopping wherever work is due; return when that work has run."""
-        end = self.monotonic() + seconds
-        if seconds < 0 or threading.get_ident() != self._owner:
+        check_duration(seconds, "seconds")
+        if threading.get_ident() != self._owner:
             super().advance(seconds)
             return
+        end = self.monotonic() + seconds
         due = self._run()
         while (now := self.monotonic()) < end:
             super().advance(min(end - now, max(due - now, _SHORTEST_STEP_SECONDS)))

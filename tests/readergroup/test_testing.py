@@ -597,12 +597,33 @@ def test_draining_handles_what_waited_for_a_delayed_retry_once_the_clock_has_mov
     assert (letter.letter.data, len(letter.letter.earlier_errors)) == (b"1", 2)
 
 
+def test_an_async_handler_is_drained(reader_group_client: rg.Client, manual_clock: testing.InstantClock) -> None:
+    client = reader_group_client
+    client.streams.create("shop/dead")
+    attempts: list[bytes] = []
+
+    async def handle(event: rg.Event[bytes]) -> None:
+        attempts.append(event.raw)
+        await asyncio.sleep(0)
+        if event.raw == b"bad":
+            raise ValueError("no such article")
+
+    group = group_with(client, orders=0, segments=1)
+    with client.writer(STREAM) as writer:
+        writer.write_many([b"bad", b"good"])
+    retry = rg.RetryPolicy(attempts=3, first_delay_seconds=60, dead_letters="shop/dead")
+    before = manual_clock.monotonic()
+    assert testing.drain(group.pool(handle, concurrency=8, retry=retry)) == 2
+    assert attempts == [b"bad"] * 3 + [b"good"]
+    assert manual_clock.monotonic() > before + 1  # it waited on this clock
+
+
 def test_a_pool_for_asyncio_is_not_drained() -> None:
     async def run() -> None:
         async with aio.connect("memory://") as client:
             await client.streams.create("shop/orders")
             group = await client.groups.create("g", streams=["shop/orders"])
-            with pytest.raises(rg.InvalidArgumentError, match=r"readergroup\.connect"):
+            with pytest.raises(rg.InvalidArgumentError, match="reader_group_client; it also takes an async def"):
                 testing.drain(await group.pool(print))  # type: ignore[arg-type]
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from synchronizer import Clock, ManualClock, SystemClock
+from synchronizer import Clock, InvalidArgumentError, ManualClock, SystemClock
 from synchronizer.clock import is_manual, wait_on
 from synchronizer.testing import InstantClock
 
@@ -22,6 +22,16 @@ def test_a_wait_without_an_end_lasts_until_the_event_is_set(timeout: float) -> N
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("-inf"), 0.01])
 def test_a_wait_for_what_does_not_come_ends_in_time(timeout: float) -> None:
     assert not SystemClock().wait(threading.Event(), timeout)
+
+
+@pytest.mark.parametrize("clock", [ManualClock, InstantClock])
+@pytest.mark.parametrize("seconds", ["5", None, float("nan"), -1.0])
+def test_a_manual_clock_is_moved_by_a_number_of_seconds(clock: type[ManualClock], seconds: object) -> None:
+    moved = clock(1000.0)
+    with pytest.raises(InvalidArgumentError, match="seconds must be a number of seconds >= 0"):
+        moved.advance(seconds)  # type: ignore[arg-type]
+    moved.advance(5)
+    assert moved.monotonic() == 1005.0
 
 
 class ClockOfAnApplication:
