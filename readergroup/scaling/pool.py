@@ -489,7 +489,8 @@ class ReaderPool(Generic[T]):
     def _drain(self, timeout: float) -> None:
         """Let the workers finish and leave within ``timeout`` seconds; then end the rest."""
         deadline = Deadline(self._clock, timeout)
-        self._logger.info("the pool of %s drains %d workers", self._group.name, len(self._workers))
+        count = len(self._workers)
+        self._logger.info("the pool of %s drains %d worker%s", self._group.name, count, "s" * (count != 1))
         try:
             for worker in self._workers:
                 worker.stop()

@@ -246,6 +246,19 @@ def test_events_written_while_the_pool_runs_are_handled(client: rg.Client, group
     assert sorted(seen) == [b"one", b"three", b"two"]
 
 
+@pytest.mark.parametrize(("readers", "words"), [(1, "drains 1 worker"), (2, "drains 2 workers")])
+def test_a_stopped_pool_logs_how_many_workers_it_drains(
+    group: rg.ReaderGroup, caplog: pytest.LogCaptureFixture, readers: int, words: str
+) -> None:
+    pool = group.pool(print, readers=readers)
+    with caplog.at_level("INFO"):
+        running = InThread(pool.run)
+        until(lambda: len(group.online_readers()) == readers)
+        pool.stop()
+        running.join()
+    assert f"the pool of {group.name} {words}" in [record.getMessage() for record in caplog.records]
+
+
 def test_what_was_truncated_before_it_was_read_does_not_end_the_pool(
     client: rg.Client, group: rg.ReaderGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
