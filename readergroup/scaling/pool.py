@@ -434,7 +434,11 @@ class ReaderPool(Generic[T]):
             self._count_death(worker)
         if isinstance(worker, ProcessWorker):
             self._take_out(worker)
-        self._start_later(f"worker {worker.reader_id} died: {failure if str(failure) else repr(failure)}")
+        died = f"worker {worker.reader_id} died: {failure if str(failure) else repr(failure)}"
+        if self._over:
+            self._logger.warning("%s", died, extra=_of(worker))
+        else:
+            self._start_later(died)
 
     def _look_for_end(self) -> None:
         try:

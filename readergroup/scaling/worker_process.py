@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
@@ -154,6 +155,21 @@ def _starting() -> Iterator[None]:
         raise StoreUnavailableError(f"the system cannot start another process; {advice}", error=str(error)) from error
 
 
+@contextlib.contextmanager
+def _holding_interrupts_back() -> Iterator[None]:
+    """Let a process that is started here get no SIGINT before `work_in_process` lets it through.
+
+    A Ctrl-C goes to all processes of a terminal. It would end the new one while it loads its modules.
+    """
+    resource_tracker.ensure_running()  # else it starts with the process, and lets the signal through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class ProcessWorker:
     """A worker process. Reading `alive` also receives the messages of the process."""
 
@@ -226,7 +242,7 @@ class ProcessWorker:
 
     def start(self) -> None:
         try:
-            with _starting():
+            with _starting(), _holding_interrupts_back():
                 self._process.start()
         except StoreUnavailableError:
             self._pipe.close()
@@ -287,6 +303,7 @@ def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedH
     process_id, about = os.getpid(), {"reader": reader_id}
     signal.signal(signal.SIGINT, lambda number, frame: None)  # a Ctrl-C goes to all; the parent says what to do
     signal.signal(signal.SIGTERM, parent.on_terminate)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     BackgroundThread(parent.listen, name="parent").start()
     try:
         unpickled: Task[Any] = pickle.loads(task)

@@ -713,11 +713,14 @@ def test_closing_the_client_stops_the_pool(url: str, client: rg.Client, group: r
     assert group.online_readers() == []
 
 
-def start_pool_in_a_program(url: str, diary: Diary, handle: str, **options: object) -> subprocess.Popen[str]:
+def start_pool_in_a_program(
+    url: str, diary: Diary, handle: str, *, begin: str = "", **options: object
+) -> subprocess.Popen[str]:
     """Only its pool ends its workers: alone, they would go on for long."""
     program = f"""
-import signal
+import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
+{begin}
 import readergroup as rg
 from pathlib import Path
 from readergroup.scaling import worker_process
@@ -796,6 +799,36 @@ def test_a_second_ctrl_c_interrupts_the_draining_and_more_leave_no_worker_behind
             os.kill(pid, signal.SIGKILL)
     assert "KeyboardInterrupt" in err
     assert out == ""
+
+
+def test_a_ctrl_c_while_a_worker_process_loads_its_modules_does_not_end_it(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, url: str
+) -> None:
+    written = one_key(client, 3)
+    program = start_pool_in_a_program(
+        url, diary, "Note(diary)", begin="if __name__ != '__main__': os.kill(os.getpid(), signal.SIGINT)"
+    )
+    try:
+        assert program.communicate(timeout=PATIENCE_SECONDS) == ("returned\n", "")
+    finally:
+        program.kill()
+    assert diary.texts == written
+
+
+def test_no_next_worker_is_announced_while_the_pool_drains(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, caplog: pytest.LogCaptureFixture
+) -> None:
+    one_key(client, 3)
+    hold = HoldAt(diary, "e00001")
+    pool = group.pool(hold, workers="process")
+    running = InThread(pool.run)
+    until(lambda: hold.holding)
+    (worker,) = pool.workers
+    pool.stop()
+    os.kill(worker.pid, signal.SIGKILL)
+    running.join()
+    assert f"worker {worker.reader_id} died: the process {worker.pid} was killed by signal 9" in caplog.text
+    assert "the next worker starts" not in caplog.text
 
 
 def test_signal_handlers_are_put_back(group: rg.ReaderGroup) -> None:
