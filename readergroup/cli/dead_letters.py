@@ -31,7 +31,9 @@ _ERROR_WIDTH: Final = 200
 Letters = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="LETTER", help="Letters, as 'dead-letters list' names them. Default: all.", show_default=False
+        metavar="LETTER",
+        help="Letters, as 'dead-letters list' names them, or their events, as logs name them. Default: all.",
+        show_default=False,
     ),
 ]
 IsQueue = Annotated[
@@ -94,7 +96,12 @@ def show(
     context: typer.Context,
     stream: Name,
     letter: Annotated[
-        str, typer.Argument(metavar="LETTER", help="A letter, as 'dead-letters list' names it.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="LETTER",
+            help="A letter, as 'dead-letters list' names it, or its event, as logs name it.",
+            show_default=False,
+        ),
     ],
     is_queue: IsQueue = False,
     as_json: AsJson = False,
@@ -187,8 +194,10 @@ def _work(
         letters = _letters(client, stream, is_queue)
         pointers = [_pointer(client, stream, is_queue, each) for each in names or ()]
         if names:
-            pending = len({each.pointer for each in map(letters.show, pointers) if each.status == "pending"})
-            settled = len({*pointers}) - pending
+            found = {each.pointer: each.status for each in map(letters.show, pointers)}
+            pointers = [*found]
+            pending = [*found.values()].count("pending")
+            settled = len(found) - pending
         else:
             pending = sum(1 for _ in letters.list(**filters))
             if not pending and filters["limit"] != 0:
@@ -246,7 +255,7 @@ def _letters(client: rg.Client, name: str, is_queue: bool) -> rg.DeadLetters:
 def _pointer(client: rg.Client, stream: str, is_queue: bool, name: str) -> rg.EventPointer:
     """Return the pointer of a letter: it is written out, or has only the number of its segment and the offset.
 
-    A queue has one segment, so the offset suffices.
+    A queue has one segment, so the offset suffices. A pointer that is written out may be that of the event.
     """
     if is_queue and name.isascii() and name.isdigit():
         from ..dead_letters.letters import QUEUE_INCARNATION

@@ -156,12 +156,17 @@ class DeadLetters:
         return islice(self._select(status, error, since, until, routing_key), limit)
 
     def show(self, pointer: EventPointer | str) -> StoredDeadLetter:
-        """Return the letter at ``pointer``, as `list` gives it.
+        """Return the letter at ``pointer``, or that of the event at ``pointer``, as `list` gives it.
+
+        Args:
+            pointer: The pointer of a letter. Or that of the event that failed, as logs have it: this reads all letters,
+                and finds a pending one if the event has several.
 
         Raises:
-            NotFoundError: There is no letter there, or it was truncated.
+            NotFoundError: There is no such letter, or it was truncated.
         """
-        return self._show(self._pointer(pointer))
+        (found,) = self._of_letters([pointer])
+        return self._show(found)
 
     def _select(
         self,
@@ -223,14 +228,25 @@ class DeadLetters:
         except (CorruptDataError, TruncatedError):  # no event begins there; or not any more
             return None
 
-    def _pointer(self, pointer: EventPointer | str) -> EventPointer:
-        found = EventPointer.parse(pointer) if isinstance(pointer, str) else pointer
-        check_type(found, EventPointer, "pointer")
-        if not self._contains(found):
-            raise InvalidArgumentError(
-                "the pointer is of another stream; use that of a dead letter", pointer=str(found), stream=self.stream
-            )
-        return found
+    def _of_letters(self, pointers: Iterable[EventPointer | str]) -> Collection[EventPointer]:
+        """Return the pointers of these letters, each once, in place of those of their events."""
+        named = [EventPointer.parse(each) if isinstance(each, str) else each for each in pointers]
+        for each in named:
+            check_type(each, EventPointer, "pointer")
+        missing = {each for each in named if not self._contains(each)}
+        found: dict[EventPointer, EventPointer] = {}
+        for letter in self.list(status=None) if missing else ():
+            event = letter.letter.pointer
+            if event in missing and (event not in found or letter.status == "pending"):
+                found[event] = letter.pointer
+        for each in named:
+            if each in missing and each not in found:
+                raise NotFoundError(
+                    "there is no dead letter at this pointer, nor one of an event there, or it was truncated",
+                    pointer=str(each),
+                    stream=self.stream,
+                )
+        return dict.fromkeys(found.get(each, each) for each in named)
 
     def _contains(self, pointer: EventPointer) -> bool:
         return stream_of(pointer.segment) == self.stream
@@ -256,7 +272,8 @@ class DeadLetters:
         replay do, and when they die.
 
         Args:
-            *pointers: The letters, by their pointers. Default: all pending letters, of which the filters select.
+            *pointers: The letters, by their pointers or those of their events, as for `show`. Default: all pending
+                letters, of which the filters select.
             error: As `list`.
             since: As `list`.
             until: As `list`.
@@ -309,7 +326,7 @@ class DeadLetters:
     ) -> int:
         if pointers and any(value is not None for value in filters.values()):
             raise InvalidArgumentError("name letters by their pointers or by filters, not by both")
-        named = list(dict.fromkeys(map(self._pointer, pointers)))
+        named = self._of_letters(pointers)
         check_duration(timeout, "timeout", or_none=True)
         self.list(**filters)  # refuses what is wrong before anything is opened
         on_progress = (lambda _: None) if on_progress is None else checked(on_progress, "on_progress")

@@ -70,6 +70,17 @@ def test_a_letter_is_shown_and_replayed_by_its_name(letters: Letters) -> None:
         assert len(events(client)) == 8
 
 
+def test_a_letter_is_shown_and_replayed_by_the_pointer_of_its_event(letters: Letters) -> None:
+    first, second, *_ = map(json.loads, letters.ok("dead-letters", "list", DEAD, "--json").splitlines())
+    assert letters.ok("dead-letters", "show", DEAD, second["pointer"]).startswith("0:")
+    assert json.loads(letters.ok("dead-letters", "show", DEAD, second["pointer"], "--json")) == second
+    shown = letters.ok("dead-letters", "replay", DEAD, first["pointer"], first["letter"], second["pointer"], "--yes")
+    assert shown == "shop/dead: 2 dead letters replayed\n"
+    shown = letters.ok("dead-letters", "replay", DEAD, first["pointer"], "--yes")
+    assert shown == "shop/dead: 0 dead letters replayed; 1 of those named was no longer pending\n"
+    assert "no dead letter at this pointer" in letters.fails(1, "dead-letters", "show", DEAD, "shop/orders/0:0:0")
+
+
 def test_letters_are_replayed_and_discarded_by_filters(letters: Letters) -> None:
     shown = letters.ok("dead-letters", "replay", DEAD, "--error", "valueerror")
     assert shown == "shop/dead: 0 dead letters replayed; none of 6 pending letters matches\n"

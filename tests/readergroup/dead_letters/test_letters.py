@@ -106,6 +106,31 @@ def test_letters_are_filtered(client: rg.Client) -> None:
     assert not list(letters.list(until=now - timedelta(hours=1)))
 
 
+def test_a_letter_is_found_by_the_pointer_of_its_event(client: rg.Client) -> None:
+    pointers = set_up(client)
+    letters = client.dead_letters(DEAD)
+    found = {int(each.letter.data): each for each in letters.list()}
+    assert letters.show(str(pointers[3])) == found[3]
+    assert letters.replay(pointers[1], found[1].pointer, str(pointers[2])) == 2
+    assert letters.discard(pointers[5]) == 1
+    assert numbers(letters.list(status="replayed")) == [1, 2]
+    assert numbers(letters.list(status="discarded")) == [5]
+    with pytest.raises(rg.InvalidArgumentError, match="was discarded"):
+        letters.replay(pointers[5])
+
+
+def test_of_two_letters_of_an_event_the_pending_one_is_meant(client: rg.Client) -> None:
+    pointers = set_up(client)
+    letters = client.dead_letters(DEAD)
+    first = letters.show(pointers[1])
+    letters.replay(first.pointer)
+    assert letters.show(pointers[1]).status == "replayed"
+    with client.writer(DEAD, serializer=rg.PydanticSerializer(rg.DeadLetter)) as writer:
+        writer.write(first.letter, first.routing_key)
+    assert letters.show(pointers[1]).status == "pending"
+    assert letters.replay(pointers[1]) == 1
+
+
 def test_a_letter_of_a_pool_is_replayed_to_the_pool(client: rg.Client) -> None:
     client.streams.create(ORDERS)
     client.streams.create(DEAD)
@@ -315,8 +340,10 @@ def test_what_is_wrong_is_refused_and_creates_nothing(client: rg.Client) -> None
         list(client.dead_letters(ORDERS).list())
     with pytest.raises(rg.InvalidArgumentError, match="timezone"):
         letters.list(since=datetime(2026, 1, 1))
-    with pytest.raises(rg.InvalidArgumentError, match="another stream"):
+    with pytest.raises(rg.NotFoundError, match="no dead letter at this pointer, nor one of an event there"):
         letters.show("shop/orders/0:0:0")
+    with pytest.raises(rg.InvalidArgumentError, match="segment:incarnation:offset"):
+        letters.show("shop/orders/0")
     with pytest.raises(rg.InvalidArgumentError, match="not by both"):
         letters.replay(pointer, error="ValueError")
     with pytest.raises(rg.NotFoundError):

@@ -94,7 +94,7 @@ def test_what_is_wrong_is_refused_and_creates_nothing(client: rg.Client) -> None
             client.dead_letters(**arguments)
     with pytest.raises(rg.InvalidArgumentError, match="name"):
         client.dead_letters(queue="not a name")
-    with pytest.raises(rg.InvalidArgumentError, match="another stream"):
+    with pytest.raises(rg.NotFoundError, match="no queue"):
         client.dead_letters(queue=QUEUE).show("shop/dead/0:0:0")
     assert set(client.store.list("")) == names
 
