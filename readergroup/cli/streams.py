@@ -52,8 +52,8 @@ Name = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation. Without a terminal, it is required.")]
-Split = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Segments to split, such as 1,2.")]
-Merge = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Neighbouring segments to merge, such as 1,2.")]
+Split = Annotated[list[str], typer.Option(metavar="SEGMENTS", help="Segments to split, such as 1,2 or shop/orders/1.")]
+Merge = Annotated[list[str], typer.Option(metavar="SEGMENTS", help="Neighbouring segments to merge, such as 1,2.")]
 
 #: The text of a cut, as ``str`` makes it.
 _PRINTED_CUT: Final = re.compile(r"(\S+/\S+)\[([0-9]+:[0-9]+(?:, [0-9]+:[0-9]+)*)\]")
@@ -62,7 +62,7 @@ Tags = Annotated[
     typer.Option("--tag", metavar="NAME=VALUE", help="A tag; may be given several times.", show_default=False),
 ]
 
-_NO_NUMBERS: Final[list[str]] = []
+_NO_SEGMENTS: Final[list[str]] = []
 
 
 @commands.command()
@@ -221,8 +221,8 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
 def scale(
     context: typer.Context,
     stream: Name,
-    split: Split = _NO_NUMBERS,
-    merge: Merge = _NO_NUMBERS,
+    split: Split = _NO_SEGMENTS,
+    merge: Merge = _NO_SEGMENTS,
     at: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="Split the segment of this routing key at the key.", show_default=False),
@@ -240,12 +240,12 @@ def scale(
 ) -> None:
     """Split segments, or merge neighbours into one. Writers and readers continue."""
     if sum(map(bool, (split, merge, at, ranges))) != 1:
-        raise WrongUsage("use one of --split NUMBERS, --merge NUMBERS, --at KEY and --ranges RANGES")
+        raise WrongUsage("use one of --split SEGMENTS, --merge SEGMENTS, --at KEY and --ranges RANGES")
     with session(context).connect() as client:
         if split:
-            found = client.streams.scale(stream, split=_numbers(split), into=into)
+            found = client.streams.scale(stream, split=_segments(split), into=into)
         elif merge:
-            found = client.streams.scale(stream, merge=_numbers(merge))
+            found = client.streams.scale(stream, merge=_segments(merge))
         elif at:
             found = client.streams.scale(stream, at=at)
         else:
@@ -358,11 +358,12 @@ def _places(cut: rg.StreamCut, segments: list[rg.SegmentId]) -> str:
     return ", ".join(f"{segment} at {cut.offsets[segment]:,}" for segment in segments)
 
 
-def _numbers(given: list[str]) -> list[int]:
+def _segments(given: list[str]) -> list[int | str]:
+    """Return numbers and names of segments."""
     parts = [part.strip() for each in given for part in each.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise WrongUsage(f"segment numbers must be written like 1,2, not {','.join(given)!r}")
-    return [int(part) for part in parts]
+    if not all("/" in part or (part.isascii() and part.isdigit()) for part in parts):
+        raise WrongUsage(f"segments must be written like 1,2 or shop/orders/1, not {','.join(given)!r}")
+    return [part if "/" in part else int(part) for part in parts]
 
 
 def _ranges(text: str) -> list[tuple[float, float]]:

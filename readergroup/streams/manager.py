@@ -43,6 +43,7 @@ from .config import (
     KeyRange,
     RetentionPolicy,
     ScalingPolicy,
+    SegmentId,
     StagedName,
     StreamConfig,
     StreamCut,
@@ -50,6 +51,8 @@ from .config import (
     Tag,
     check_stream_name,
     has_tag,
+    number_of,
+    stream_of,
 )
 from .data.moments import time_of
 from .data.places import Place
@@ -94,6 +97,16 @@ def _exists_differently(state: StreamState, wanted: StreamConfig) -> StreamExist
             "then call streams.configure with this policy"
         )
     return StreamExistsError(advice, stream=state.name, exists_with=found, asked_for=asked_for)
+
+
+def _number(segment: int | str, stream: str, which: str) -> int:
+    """Return the number of a segment of this stream, which is given by its number or its name."""
+    if not isinstance(segment, str):
+        check_count(segment, f"each item of {which}", at_least=0)
+        return segment
+    if stream_of(SegmentId(segment)) != stream:
+        raise InvalidArgumentError(f"a segment to {which} is of another stream", segment=segment, stream=stream)
+    return number_of(SegmentId(segment))
 
 
 def _key_range(given: KeyRange | tuple[float, float]) -> KeyRange:
@@ -276,8 +289,8 @@ class StreamManager:
         self,
         name: str,
         *,
-        split: Sequence[int] | None = None,
-        merge: Sequence[int] | None = None,
+        split: Sequence[int | str] | None = None,
+        merge: Sequence[int | str] | None = None,
         at: str | Sequence[str] | None = None,
         ranges: Sequence[KeyRange | tuple[float, float]] | None = None,
         into: int = 2,
@@ -288,8 +301,8 @@ class StreamManager:
         Writers and readers continue meanwhile. Give one of ``split``, ``merge``, ``at`` and ``ranges``.
 
         Args:
-            split: Numbers of segments; each is split into equal parts.
-            merge: Numbers of at least two neighbours, which become one segment.
+            split: Segments, by number or name; each is split into equal parts.
+            merge: At least two neighbours, by number or name, which become one segment.
             at: Routing keys, or one. Their segments are split, so that a new segment begins at each key.
             ranges: Key ranges of new segments, from 0 to 1. They replace all segments that they overlap, and cover all
                 keys of these.
@@ -307,11 +320,10 @@ class StreamManager:
         check_count(into, "into", at_least=2, at_most=MAX_SEGMENTS)
         if into != 2 and split is None:
             raise InvalidArgumentError("into is for split", stream=name, into=into)
-        for which, numbers in (("split", split), ("merge", merge)):
-            check_items(numbers, Sequence, which, or_none=True)
-            for number in numbers or ():
-                check_count(number, f"each item of {which}", at_least=0)
-
+        for which, segments in (("split", split), ("merge", merge)):
+            check_items(segments, Sequence, which, or_none=True)
+        to_split = [_number(each, name, "split") for each in split or ()]
+        to_merge = [_number(each, name, "merge") for each in merge or ()]
         keys = [at] if isinstance(at, str) else at
         for which, each in (("at", keys), ("ranges", ranges)):
             check_items(each, Sequence, which, or_none=True)
@@ -323,10 +335,10 @@ class StreamManager:
 
         def announce(state: StreamState) -> Iterable[Update[StreamState]]:
             if split is not None:
-                return [state.split(split, into)]
+                return [state.split(to_split, into)]
             if keys is not None:
                 return [state.split_at(keys)]
-            return [state.merge(merge or ()) if wanted is None else state.reshape(wanted)]
+            return [state.merge(to_merge) if wanted is None else state.reshape(wanted)]
 
         return self._change(name, announce, timeout)
 

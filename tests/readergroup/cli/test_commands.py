@@ -203,10 +203,12 @@ def test_a_stream_is_split_merged_and_sealed(orders: Cli) -> None:
     assert "(5, 6, 7, 4), epoch 3" in orders.ok("stream", "scale", "shop/orders", "--split", "2", "--into", "3")
     assert "(5, 6, 7, 8, 9), epoch 4" in orders.ok("stream", "scale", "shop/orders", "--at", "alice")
     assert "(10, 11), epoch 5" in orders.ok("stream", "scale", "shop/orders", "--ranges", "0-0.1,0.1-1")
+    assert "(10, 12, 13), epoch 6" in orders.ok("stream", "scale", "shop/orders", "--split", "shop/orders/11")
+    assert "(14, 13), epoch 7" in orders.ok("stream", "scale", "shop/orders", "--merge", "shop/orders/10, 12")
     assert "sealed" in orders.ok("stream", "seal", "shop/orders", "--yes")
     info = orders.json("stream", "info", "shop/orders")
     assert isinstance(info, dict)
-    assert info["sealed"] is True and info["epoch"] == 5
+    assert info["sealed"] is True and info["epoch"] == 7
 
 
 def test_a_stream_is_truncated_at_its_tail_and_at_a_cut(orders: Cli) -> None:
@@ -750,8 +752,8 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("stream scale a/b", "use one of --split"),
         ("stream scale a/b --split 0 --merge 1,2", "use one of --split"),
         ("stream scale shop/orders --ranges 0..1", "ranges must be written like"),
-        ("stream scale shop/orders --split x", "segment numbers must be written like"),
-        ("stream scale shop/orders --split -1", "segment numbers must be written like"),
+        ("stream scale shop/orders --split x", "segments must be written like"),
+        ("stream scale shop/orders --split -1", "segments must be written like"),
         ("stream truncate shop/orders nonsense", "this is not a cut; use JSON"),
         ("stream truncate shop/orders {}", "this is not a cut; use JSON"),
         ("read shop/orders", "use either --group NAME, or --from and --to"),
@@ -776,6 +778,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(orders: Cli, command: 
         ("stream delete shop/nothing", "no stream of this name"),
         ("stream truncate shop/nothing tail", "no stream of this name"),
         ("stream scale shop/orders --split 7", "7"),
+        ("stream scale shop/orders --split shop/other/0", "another stream"),
         ("stream scale shop/orders --merge 0", "merge"),
         ("write shop/nothing /dev/null", "no stream of this name"),
         ("write shop/orders /nonexistent", "No such file or directory: /nonexistent"),

@@ -243,10 +243,17 @@ def test_a_scale_that_cannot_be_is_refused_before_anything_is_written(streams: S
         {"merge": [1]},
         {"merge": []},
         {"merge": [1, 9]},
+        {"split": [f"{NAME}/7"]},
+        {"split": [0, f"{NAME}/0"]},
+        {"split": ["0"]},
+        {"split": f"{NAME}/0"},
     ]
     for arguments in bad:
         with pytest.raises(InvalidArgumentError):
             streams.scale(NAME, **arguments)
+    for which in ("split", "merge"):
+        with pytest.raises(InvalidArgumentError, match="of another stream.*segment='shop/other/1'"):
+            streams.scale(NAME, **{which: [0, "shop/other/1"]})
     assert contents(streams.store) == before
 
 
@@ -340,6 +347,13 @@ def test_several_segments_can_be_split_and_merged_at_once(streams: StreamManager
     info = streams.scale(NAME, merge=[2, 3, 4, 5])
     assert list(info.segments.values()) == [KeyRange(low=0.0, high=1.0)]
     assert info.epoch == 2
+
+
+def test_segments_to_scale_can_be_given_by_their_names(streams: StreamManager) -> None:
+    before = streams.create(NAME, scaling=fixed(2)).segments
+    info = streams.scale(NAME, split=list(before), into=2)
+    assert list(info.segments) == [f"{NAME}/{number}" for number in (2, 3, 4, 5)]
+    assert list(streams.scale(NAME, merge=[f"{NAME}/3", 4]).segments) == [f"{NAME}/{number}" for number in (2, 6, 5)]
 
 
 def test_a_sealed_stream_has_its_last_segments_sealed_in_the_store(streams: StreamManager) -> None:
