@@ -52,11 +52,12 @@ class Live:
         loop = asyncio.get_running_loop()
         end = loop.time() + STREAM_SECONDS
         with nullcontext() if watch is None else watch.viewed(news):
-            await self._sampler.recent()  # so that an old sample is not the first that is shown
             while not self._ended and loop.time() < end:
                 ring = news.next_ring()
                 sample = self._sampler.look()
-                if sample is not sent and sample.at:
+                # After a break the newest sample is an old one, until the sampler has taken another.
+                is_old = sent is None and self._sampler.is_stale(sample)
+                if sample is not sent and sample.at and not is_old:
                     sent = sample
                     yield _event("overview", self._overview_of(sample))
                 if watch is not None:
