@@ -164,9 +164,9 @@ class StateCodec(Generic[S]):
         first time for each class of updates, in a small state, it looks at the whole values.
         """
         old, new, classes = before.__dict__, after.__dict__, self._fields
-        changed = [name for name in classes if new[name] is not old[name]]
-        are_checked = not is_small or all(type(each) in self._checked for each in updates)
-        if are_checked and all(_is_of(new[name], classes[name]) for name in changed):
+        changed = [name for name in classes if new.get(name) is not old.get(name)]
+        strange = [name for name in changed if not _is_of(new.get(name), classes[name])]
+        if not strange and (not is_small or all(type(each) in self._checked for each in updates)):
             return
         for name in self._not_given_back(after, changed):
             raise InvalidArgumentError(
@@ -174,17 +174,19 @@ class StateCodec(Generic[S]):
                 "of the declared type",
                 update=type(updates[-1]).__name__,
                 field=name,
-                value=reprlib.repr(new[name]),
+                value=reprlib.repr(new.get(name)),
                 declared=formatannotation(self.state_type.model_fields[name].annotation),
             )
         self._checked.update(map(type, updates))
+        for name in strange:  # as those of `AwareDatetime`, or what a validator makes
+            classes[name] = (*classes[name], type(new[name]))
 
     def _not_given_back(self, state: S, fields: Sequence[str]) -> Sequence[str]:
         """Return those of the fields whose values a snapshot of the state would not give back."""
         try:
             read = self.decode_snapshot(_pack(["s", self.state_type.state_format, 0, _fields(state)]))[0]
         except PydanticSerializationError:
-            return [name for name in fields if not _is_of(state.__dict__[name], self._fields[name])]
+            return [name for name in fields if not _is_of(state.__dict__.get(name), self._fields[name])]
         except (CorruptStateError, UnknownUpdateError) as error:
             found = error.__cause__
             assert isinstance(found, ValidationError)
@@ -327,7 +329,7 @@ def _is_same(read: State | None, written: State | None) -> bool:
 
 def _is_same_in(field: str, read: State | None, written: State) -> bool:
     """Return whether the field has equal values of one type: 1 is not True here, and a dict is no `Map`."""
-    one, other = getattr(read, field), getattr(written, field)
+    one, other = getattr(read, field), getattr(written, field, None)
     return type(one) is type(other) and is_equal(one, other)
 
 

@@ -277,7 +277,8 @@ class ReaderGroupManager:
 
 def _close_groups(groups: Sequence[ReaderGroup]) -> None:
     if groups:  # so it is loaded
-        from .reader_group import close_groups
+        with loading():
+            from .reader_group import close_groups
 
         close_groups(groups)
 

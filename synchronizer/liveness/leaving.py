@@ -15,10 +15,12 @@ from .keeper import is_store_unavailable
 #: A store that has not answered within this time is silent. An error that comes sooner may be that of one connection.
 PATIENCE_SECONDS: Final = 1.0
 #: What leaves a silent store this soon after another one does not ask, unless the store has answered an append since.
-SILENCE_SECONDS: Final = 5.0
+#: Short: the store may be back, and what does not ask leaves its lease behind.
+SILENCE_SECONDS: Final = 1.0
 
 
 class _Silence(NamedTuple):
+    clock: Clock
     until: float
     answers: int
 
@@ -34,7 +36,8 @@ def leaving(store: SegmentStore, clock: Clock, *, insists: bool = False) -> Iter
     ``insists``. A renewal that failed is no reason: the store may be back since.
     """
     silence, answers, began = _silences.get(store), _answers(store), clock.monotonic()
-    if not insists and silence is not None and began < silence.until and answers == silence.answers:
+    is_silent = silence is not None and silence.clock is clock and began < silence.until and silence.answers == answers
+    if is_silent and not insists:
         raise StoreUnavailableError("the store does not answer")
     try:
         yield
@@ -42,7 +45,7 @@ def leaving(store: SegmentStore, clock: Clock, *, insists: bool = False) -> Iter
         now = clock.monotonic()
         is_unanswered = is_store_unavailable(error) or isinstance(error, OutcomeUnknownError)
         if is_unanswered and now >= began + PATIENCE_SECONDS:
-            _silences[store] = _Silence(now + SILENCE_SECONDS, answers)
+            _silences[store] = _Silence(clock, now + SILENCE_SECONDS, answers)
         raise
 
 

@@ -5,7 +5,7 @@ import enum
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -21,6 +21,7 @@ import pydantic.dataclasses
 import pytest
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     BaseModel,
     Field,
     RootModel,
@@ -860,6 +861,24 @@ class Put(Update[Kinds], tag="put"):
         return state.replace(**PUT["fields"])
 
 
+class Marked(State):
+    """Its values are of other classes than their annotations."""
+
+    at: AwareDatetime = datetime(2026, 1, 1, tzinfo=UTC)
+    days: Annotated[Sequence[int], AfterValidator(tuple)] = ()
+
+
+class Mark(Update[Marked], tag="mark"):
+    day: int
+
+    def apply_to(self, state: Marked, revision: Revision) -> Marked:
+        if not self.day:
+            broken = Marked.model_construct()
+            del broken.__dict__["at"]
+            return broken
+        return state.replace(at=datetime(2026, 1, self.day, tzinfo=UTC), days=(self.day,))
+
+
 class TestStatesThatWouldNotComeBack:
     @pytest.mark.parametrize("what", SPOILED)
     def test_an_update_that_makes_one_is_refused(self, what: str) -> None:
@@ -921,6 +940,19 @@ class TestStatesThatWouldNotComeBack:
                 with pytest.raises(InvalidArgumentError, match=f"field='{name}'"):
                     replica.update_state_unconditionally(Put())
         assert replica.compact()
+
+    def test_a_class_that_a_snapshot_gives_back_is_known_from_then_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        replica = StateSynchronizer(open_store("memory://"), "marked", initial=Marked(), updates=[Mark])
+        replica.update_state_unconditionally(Mark(day=1))
+        monkeypatch.setattr(StateCodec, "decode_snapshot", None)
+        replica.update_state_unconditionally(Mark(day=2))
+        assert replica.state == Marked(at=datetime(2026, 1, 2, tzinfo=UTC), days=(2,))
+
+    def test_a_state_without_one_of_its_fields_is_refused(self) -> None:
+        replica = StateSynchronizer(open_store("memory://"), "marked", initial=Marked(), updates=[Mark])
+        with pytest.raises(InvalidArgumentError):
+            replica.update_state_unconditionally(Mark(day=0))
+        replica.update_state_unconditionally(Mark(day=1))
 
     @pytest.fixture
     def careless_release(self, monkeypatch: pytest.MonkeyPatch) -> None:

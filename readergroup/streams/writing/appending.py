@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from contextlib import suppress
-from functools import partial
 from typing import Final, Protocol
 
 from synchronizer import (
@@ -17,10 +16,10 @@ from synchronizer import (
     SegmentStore,
     SystemClock,
 )
-from synchronizer.backoff import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, Backoff
+from synchronizer.backoff import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
 from synchronizer.clock import Clock
 from synchronizer.compare_and_set import Cell, Outcome, remove_attributes
-from synchronizer.liveness.leaving import PATIENCE_SECONDS, leaving
+from synchronizer.liveness.leaving import leaving
 from synchronizer.threads.background import survive
 
 from ...telemetry.counters import StreamCounters
@@ -147,11 +146,8 @@ class BatchAppender:
         """Remove the writer's event numbers, except where one still keeps out a late append of this writer."""
         for number, cell in self._cells.items():
             if cell.stored is not None and number not in self._unsettled:
-                known = {cell.attribute: cell.stored}
                 with suppress(ReaderGroupError), leaving(self._store, _CLOCK):  # else it goes with the segment
-                    Backoff(_CLOCK, Deadline(_CLOCK, PATIENCE_SECONDS)).retry(
-                        partial(remove_attributes, self._store, cell.segment, known)
-                    )
+                    remove_attributes(self._store, cell.segment, {cell.attribute: cell.stored})
 
     def _cell(self, number: int) -> Cell:
         """Return the cell of the writer's event number on a segment."""

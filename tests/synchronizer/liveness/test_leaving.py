@@ -41,6 +41,13 @@ def test_only_the_first_asks_a_store_that_does_not_answer(store: FailingStore) -
         assert asks(FailingStore(another), clock)
 
 
+def test_clocks_are_not_compared_with_each_other(store: FailingStore) -> None:
+    clock = ManualClock()
+    clock.advance(1000.0)
+    assert asks(store, clock, waits=PATIENCE_SECONDS)
+    assert asks(store, ManualClock())
+
+
 def test_after_a_while_the_next_asks_again(store: FailingStore) -> None:
     clock = ManualClock()
     assert asks(store, clock, waits=PATIENCE_SECONDS)
