@@ -17,12 +17,12 @@ _ASYNC: Final[Mapping[str, Sequence[str]]] = {"async with": ("__aenter__", "__ae
 
 
 def refuses_async(kind: K) -> K:
-    """Let the asynchronous forms of what objects of this class support raise an error that names the plain form."""
+    """Make ``async with`` and ``async for`` over an object of this class raise an error that names the plain form."""
     return _refuses(kind, _PLAIN, _ASYNC, "blocks; readergroup.aio has the classes for asyncio")
 
 
 def refuses_plain(kind: K) -> K:
-    """Let the plain forms of what objects of this class support raise an error that names the asynchronous form."""
+    """Make ``with`` and ``for`` over an object of this class raise an error that names the asynchronous form."""
     return _refuses(kind, _ASYNC, _PLAIN, "is for asyncio")
 
 

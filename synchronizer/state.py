@@ -184,7 +184,7 @@ class StateCodec(Generic[S]):
     def _not_given_back(self, state: S, fields: Sequence[str]) -> Sequence[str]:
         """Return those of the fields whose values a snapshot of the state would not give back."""
         try:
-            read = self.decode_snapshot(_pack(["s", self.state_type.state_format, 0, _fields(state)]))[0]
+            read = self.decode_snapshot(self._snapshot(state, checksum=0))[0]
         except PydanticSerializationError:
             return [name for name in fields if not _is_of(state.__dict__.get(name), self._fields[name])]
         except (CorruptStateError, UnknownUpdateError) as error:
@@ -204,13 +204,16 @@ class StateCodec(Generic[S]):
     def encode_snapshot(self, state: S | None, checksum: int) -> bytes:
         """Return the body of a snapshot. Raise `InvalidArgumentError` for a state that is not equal when read back."""
         try:
-            body = _pack(["s", self.state_type.state_format, checksum, None if state is None else _fields(state)])
+            body = self._snapshot(state, checksum)
             read = self.decode_snapshot(body)[0]
         except (CorruptStateError, UnknownUpdateError, PydanticSerializationError) as error:
             raise self._not_reproducible() from error
         if not _is_same(read, state):
             raise self._not_reproducible()
         return body
+
+    def _snapshot(self, state: S | None, checksum: int) -> bytes:
+        return _pack(["s", self.state_type.state_format, checksum, None if state is None else _fields(state)])
 
     def _not_reproducible(self) -> InvalidArgumentError:
         return InvalidArgumentError(

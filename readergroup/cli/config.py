@@ -11,8 +11,8 @@ import typer
 
 from synchronizer import NotFoundError
 
+from ..words import count
 from .entries import Entries, as_json, read
-from .screen import count
 from .session import Failed, session
 from .streams import AsJson, Yes, confirm
 

@@ -9,8 +9,9 @@ import typer
 
 import readergroup as rg
 
+from ..words import count
 from .groups import Name, commands, config_in_words
-from .screen import count, print_json, say
+from .screen import print_json, say
 from .session import Failed, WrongUsage, session
 from .streams import AsJson, Yes, confirm
 from .times import TIME_HELP, parse_time

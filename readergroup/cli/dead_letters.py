@@ -11,7 +11,8 @@ import typer
 
 import readergroup as rg
 
-from .screen import clipped, count, print_json, progress, say
+from ..words import count
+from .screen import clipped, print_json, progress, say
 from .session import WrongUsage, check_not_negative, session
 from .streams import AsJson, Name, Yes, confirm
 from .tables import Table

@@ -15,7 +15,8 @@ import typer
 
 from synchronizer.extras import install_hint
 
-from .screen import count, out, warn
+from ..words import count
+from .screen import out, warn
 from .session import Failed, WrongUsage, ended_by_signal
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import synchronizer
 from synchronizer import ReaderGroupError
 
+from ..words import count
 from .escaping import printable
-from .screen import as_printed, count
+from .screen import as_printed
 from .session import Failed
 
 if TYPE_CHECKING:

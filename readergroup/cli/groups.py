@@ -10,7 +10,8 @@ import typer
 
 import readergroup as rg
 
-from .screen import count, print_json, say, size
+from ..words import count
+from .screen import print_json, say, size
 from .session import WrongUsage, expected_to_exist, session
 from .streams import AsJson, Yes, confirm
 from .tables import Table

@@ -10,7 +10,8 @@ import typer
 import readergroup as rg
 from synchronizer.extras import install_hint
 
-from .screen import count, print_json, say
+from ..words import count
+from .screen import print_json, say
 from .session import WrongUsage, session
 from .streams import AsJson
 from .tables import Table

@@ -12,9 +12,10 @@ import typer
 
 import readergroup as rg
 
+from ..words import count
 from .places import PLACE_HELP, batches_between, cut_of, read_range
 from .reading import json_line, print_lines
-from .screen import clipped, count, say
+from .screen import clipped, say
 from .session import session
 from .streams import AsJson, Name
 from .tables import Table

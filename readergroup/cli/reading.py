@@ -12,9 +12,10 @@ import typer
 
 import readergroup as rg
 
+from ..words import count
 from .escaping import printable
 from .places import LOOK_SECONDS, PLACE_HELP, batches_between, batches_from, cut_of
-from .screen import count, json_text, progress, stdout_may_end_on_a_terminal, warn
+from .screen import json_text, progress, stdout_may_end_on_a_terminal, warn
 from .session import Interruption, UntilInterrupted, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import Name
 

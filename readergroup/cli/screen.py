@@ -81,11 +81,6 @@ def _json_form(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def count(number: int, unit: str) -> str:
-    """Return ``1 event`` or ``2,000 events``."""
-    return f"{number:,} {unit}{'' if number == 1 else 's'}"
-
-
 def clipped(text: str, width: int) -> str:
     """Return the text on one line, and without its end if it is longer than this."""
     text = " ".join(text.split())

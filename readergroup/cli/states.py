@@ -14,7 +14,8 @@ import typer
 import readergroup as rg
 
 from ..states.kinds import PREFIXES, Kind, is_collection, is_name, kind_of, opened
-from .screen import clipped, count, print_json, say, size
+from ..words import count
+from .screen import clipped, print_json, say, size
 from .session import Failed, WrongUsage, session
 from .streams import AsJson
 from .tables import Table

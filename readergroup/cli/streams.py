@@ -14,6 +14,7 @@ import typer
 
 import readergroup as rg
 
+from ..words import count
 from .retention import (
     ConsumedBy,
     MaxAge,
@@ -35,7 +36,7 @@ from .scaling import (
     scaling_of,
     show_scaling,
 )
-from .screen import count, print_json, say, size
+from .screen import print_json, say, size
 from .session import WrongUsage, expected_to_exist, session
 from .tables import Table
 

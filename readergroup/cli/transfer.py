@@ -15,10 +15,11 @@ import typer
 
 import readergroup as rg
 
+from ..words import count
 from .exit_codes import INTERRUPTED
 from .formats import Format, format_of, records, sink
 from .records import ImportedRecord, Records
-from .screen import Advance, count, print_json, progress, say, size, stdout_may_end_on_a_terminal
+from .screen import Advance, print_json, progress, say, size, stdout_may_end_on_a_terminal
 from .session import Failed, UntilInterrupted, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import AsJson, Name, Yes, commands, confirm, parse_place, show_change
 from .writing import MaxEventBytes, open_source, parsed_limit, size_of

@@ -11,9 +11,10 @@ import typer
 import readergroup as rg
 from synchronizer import ReaderGroupError
 
+from ..words import count
 from .escaping import printable
 from .groups import Name, lag_table
-from .screen import count, out, print_json, size
+from .screen import out, print_json, size
 from .session import ended_by_signal, session
 from .streams import AsJson
 

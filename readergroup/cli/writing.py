@@ -16,9 +16,10 @@ import typer
 import readergroup as rg
 
 from ..streams.data.block import MAX_EVENT_BYTES
+from ..words import count
 from .exit_codes import INTERRUPTED
 from .retention import parsed_size
-from .screen import Advance, count, print_json, progress, say
+from .screen import Advance, print_json, progress, say
 from .session import Failed, UntilInterrupted, ended_by_signal, session
 from .streams import AsJson, Name
 

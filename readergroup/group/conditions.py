@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..words import count
 from .model.segment_state import SegmentState
 
 
@@ -10,7 +11,7 @@ def condition(found: SegmentState | None) -> str:
     if found is None or found.completed:
         return "completed"
     if found.waiting_for:
-        return f"waits for {found.waiting_for:,} predecessor{'s' * (found.waiting_for > 1)}"
+        return f"waits for {count(found.waiting_for, 'predecessor')}"
     if found.target is not None:
         return f"going to {found.target}"
     return "being read" if found.owner is not None else "unassigned"

@@ -35,6 +35,7 @@ from ..group.model.config import new_reader_id
 from ..group.updater import GroupUpdater
 from ..streams.serializers import Serializer, check_serializer, keeps_bytes
 from ..telemetry.logs import LogAbout
+from ..words import count
 from .handlers import ArrowHandler, Order
 from .in_hand import InHand
 from .policy import MAX_CONCURRENCY, ReaderScalingPolicy
@@ -493,8 +494,7 @@ class ReaderPool(Generic[T]):
     def _drain(self, timeout: float) -> None:
         """Let the workers finish and leave within ``timeout`` seconds; then end the rest."""
         deadline = Deadline(self._clock, timeout)
-        count = len(self._workers)
-        self._logger.info("the pool of %s drains %d worker%s", self._group.name, count, "s" * (count != 1))
+        self._logger.info("the pool of %s drains %s", self._group.name, count(len(self._workers), "worker"))
         try:
             for worker in self._workers:
                 worker.stop()

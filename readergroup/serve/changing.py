@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from synchronizer import InvalidArgumentError
 
 from ..client import Client
+from ..words import count
 
 #: How long a change may take.
 CHANGE_SECONDS: Final = 20.0
@@ -92,13 +93,13 @@ def scale(client: Client, group: str, body: bytes) -> str:
 def replay(client: Client, body: bytes) -> tuple[str, str]:
     change = read(_Letters, body)
     letters, filters = client.dead_letters(change.stream), _selected(change)
-    return change.stream, f"replayed {_count(letters.replay(*change.letters or (), **filters))}"
+    return change.stream, f"replayed {count(letters.replay(*change.letters or (), **filters), 'dead letter')}"
 
 
 def discard(client: Client, body: bytes) -> tuple[str, str]:
     change = read(_Letters, body)
     letters, filters = client.dead_letters(change.stream), _selected(change)
-    return change.stream, f"discarded {_count(letters.discard(*change.letters or (), **filters))}"
+    return change.stream, f"discarded {count(letters.discard(*change.letters or (), **filters), 'dead letter')}"
 
 
 def _selected(change: _Letters) -> dict[str, Any]:
@@ -107,10 +108,6 @@ def _selected(change: _Letters) -> dict[str, Any]:
     if change.error is not None or change.key is not None:
         raise InvalidArgumentError("name letters, or select them by filters, but not both")
     return {"timeout": CHANGE_SECONDS}
-
-
-def _count(letters: int) -> str:
-    return f"{letters:,} dead letter{'' if letters == 1 else 's'}"
 
 
 #: What a change of dead letters is called in its address. Each returns the stream, and what it did.

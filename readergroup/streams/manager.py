@@ -38,6 +38,7 @@ from synchronizer.threads.task_threads import TaskThreads
 from ..closable import close_each
 from ..errors import StreamExistsError
 from ..telemetry.counters import Counters
+from ..words import count
 from .config import (
     MAX_SEGMENTS,
     KeyRange,
@@ -93,8 +94,8 @@ def _exists_differently(state: StreamState, wanted: StreamConfig) -> StreamExist
     only_segments = wanted.scaling.load is None and found == {"scaling": {"segments": state.config.scaling.segments}}
     if only_segments and segments != wanted.scaling.segments:  # `configure` would not split or merge them
         advice = (
-            f"the stream has {segments} segment{'s' * (segments != 1)}; split or merge them with streams.scale, "
-            "then call streams.configure with this policy"
+            f"the stream has {count(segments, 'segment')}; split or merge them with streams.scale, then call "
+            "streams.configure with this policy"
         )
     return StreamExistsError(advice, stream=state.name, exists_with=found, asked_for=asked_for)
 
@@ -608,7 +609,7 @@ class StreamManager:
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
         deletions = self._deletions
-        closes: list[Callable[[], object]] = [partial(close_writers, list(self.open_writers), self.metadata.clock)]
+        closes: list[Callable[[], object]] = [partial(close_writers, list(self.open_writers), self.clock)]
         if deletions is not None:
             closes.append(deletions.close)
         close_each([*closes, self.metadata.close])

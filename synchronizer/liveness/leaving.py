@@ -1,4 +1,4 @@
-"""The last call of what leaves a group, a lock or the like. While the store does not answer, only the first waits."""
+"""Leaving a group, a lock or the like at its close. While the store does not answer, only the first to leave waits."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .replica import Replica, Transition
 
 R = TypeVar("R")
 
-#: A state of so many bytes is looked through as a whole when it gets the first update of a class: in a millisecond.
+#: The first update of each class is tried with a snapshot of the state, if it has at most so many bytes: in 1 ms.
 _SMALL_STATE_BYTES: Final = 16 * 1024
 
 NO_ATTRIBUTES: Final[Mapping[str, AttributeChange]] = MappingProxyType({})
