@@ -30,11 +30,15 @@ _NOT_FOUND: Final = 10059
 _OTHER_CONFIGURATION: Final = 10058
 _NO_JETSTREAM: Final = (10039, 10076)
 _TOO_FEW_SERVERS: Final = (10005, 10074)
+#: The server could not create the stream for a reason that only its log names, as one of its folder.
+_NOT_CREATED: Final = 10049
 #: The name in the subject of the probe for a leader. A segment may have this name.
 _PROBE: Final = "leader"
 _LOOK_SECONDS: Final = 0.02
 #: Requests about the stream itself are repeated after this time without an answer.
 _ANSWER_SECONDS: Final = 1.0
+#: A creation that fails on the server is repeated for this time.
+_CREATION_SECONDS: Final = 2.0
 _NEEDED: Final[Mapping[str, object]] = {
     "retention": "limits",
     "discard": "new",  # a full stream refuses, and never gives up what is old
@@ -66,7 +70,7 @@ class JetStream:
                     url=self._url,
                     stream=self._subjects.stream,
                 )
-            answer = self._manage(self._api.create, _configuration(self._subjects, replicas or 1, max_bytes))
+            answer = self._create(replicas or 1, max_bytes)
             if error_in(answer)[0] == _OTHER_CONFIGURATION:  # another process was faster, with another address
                 answer = self._manage(self._api.info)
         if "error" in answer:
@@ -77,6 +81,20 @@ class JetStream:
         self._check_configuration(configuration, replicas)
         self._await_leader()
         return int(configuration["num_replicas"])
+
+    def _create(self, replicas: int, max_bytes: int) -> dict[str, Any]:
+        """Return the answer to the creation of the stream.
+
+        A server that has just deleted the last stream of an account removes its folder a little later, and cannot
+        create another stream at that moment.
+        """
+        deadline = Deadline(SystemClock(), min(_CREATION_SECONDS, self._timeout_seconds))
+        nobody = Flag()
+        while True:
+            answer = self._manage(self._api.create, _configuration(self._subjects, replicas, max_bytes))
+            if error_in(answer)[0] != _NOT_CREATED or deadline.passed:
+                return answer
+            SystemClock().wait(nobody, _LOOK_SECONDS)
 
     def _await_leader(self) -> None:
         """Return when appends reach the leader: a new stream has none at first, and not all servers know it.

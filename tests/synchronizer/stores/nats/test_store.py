@@ -310,6 +310,28 @@ def test_waiting_goes_on_while_the_servers_are_away() -> None:
         assert waiting() == {"s"} or isinstance(waiting(), StoreUnavailableError)
 
 
+def test_a_store_is_created_although_a_folder_of_the_server_is_being_removed(tmp_path: Path) -> None:
+    """A server that deleted its last stream removes the folder of all streams a little later."""
+    with NatsServer(folder=tmp_path) as server:
+        with open_store(server.url + "?stream=first") as store:
+            store.create("s")
+        (streams,) = tmp_path.rglob("streams")
+        streams.rename(streams.parent / "elsewhere")
+        streams.touch()  # the server cannot create a folder here, and removes it when it has failed
+        with open_store(server.url + "?stream=second") as store:
+            assert store.create("s")
+
+
+def test_a_server_that_cannot_write_its_folder_is_named_after_a_while(tmp_path: Path) -> None:
+    with NatsServer(folder=tmp_path) as server:
+        open_store(server.url + "?stream=first").close()
+        (folder,) = tmp_path.rglob("jetstream")
+        folder.rename(folder.parent / "elsewhere")
+        folder.touch()
+        with pytest.raises(StoreUnavailableError, match="cannot be opened: error creating store for stream"):
+            open_store(server.url + "?stream=second")
+
+
 # Sizes
 
 
