@@ -301,7 +301,7 @@ class NotificationSystem:
 def check_listener(listener: Listener[Any], source: str, *, advice: str = "") -> None:
     """Raise `InvalidArgumentError` for what cannot be a listener to ``source``."""
     check_callable(listener, "a listener", may_await=True, source=source)
-    check_takes(listener, "listener", "notification", advice=advice, source=source)
+    check_takes(listener, "a listener", "notification", advice=advice, source=source)
 
 
 def _running_loop() -> EventLoop | None:

@@ -65,7 +65,9 @@ def check_callable(
         )
 
 
-def check_takes(call: Callable[..., object], name: str, arguments: str, *, advice: str = "", **facts: object) -> None:
+def check_takes(
+    call: Callable[..., object], name: str, arguments: str, /, *, advice: str = "", **facts: object
+) -> None:
     """Raise `InvalidArgumentError` if ``call`` cannot take the positional arguments that it is called with.
 
     It looks at the callable itself, not behind decorators: one may add arguments of its own. A callable that does not
@@ -73,8 +75,8 @@ def check_takes(call: Callable[..., object], name: str, arguments: str, *, advic
 
     Args:
         call: The callable.
-        name: The argument that it was passed as, for the error.
-        arguments: The names of these arguments with commas between them, such as "event, connection".
+        name: The argument that it was passed as, or its role, for the error, such as "handle" or "a listener".
+        arguments: The names of these arguments with commas between them, such as "event, connection", or "".
         advice: What else to do about it, for the error.
         **facts: Values for the error.
     """
@@ -83,10 +85,10 @@ def check_takes(call: Callable[..., object], name: str, arguments: str, *, advic
     except Exception:  # it is of C, or has annotations of names that do not exist
         return
     try:
-        signature.bind(*arguments.split(","))
+        signature.bind(*filter(None, arguments.split(",")))
     except TypeError as error:
         raise InvalidArgumentError(
-            f"{name} is called as {name}({arguments}): {error}; change its parameters{advice}",
+            f"{name} is called as {name.removeprefix('a ')}({arguments}): {error}; change its parameters{advice}",
             found=repr(call),
             **facts,
         ) from error
@@ -124,9 +126,13 @@ def check_returned(
         )
 
 
-def checked(call: Callable[P, R], what: str) -> Callable[P, R]:
-    """Check ``call``, and return a function that calls it and checks each returned value."""
+def checked(call: Callable[P, R], what: str, arguments: str) -> Callable[P, R]:
+    """Check ``call``, and return a function that calls it and checks each returned value.
+
+    ``what`` is its name, for the error, and ``arguments`` are those of `check_takes`.
+    """
     check_callable(call, what)
+    check_takes(call, what, arguments)
 
     @wraps(call)
     def call_and_check(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from .arguments import check_class, check_count, check_duration, check_items, check_type, type_name
 from .call_limits import call_limit
-from .callables import check_callable, check_returned
+from .callables import check_callable, check_returned, check_takes
 from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .limits import DEFAULT_STATE_LIMIT_BYTES
@@ -213,6 +213,7 @@ class StateSynchronizer(Generic[S]):
                 continues where it stopped.
         """
         check_callable(listener, "a listener")
+        check_takes(listener, "a listener", "applied", name=self.name)
         check_type(after, Revision, "after", or_none=True)
         self._follower.check_usable()
         by_hand = is_manual(self.clock)
@@ -252,6 +253,7 @@ class StateSynchronizer(Generic[S]):
     def wait_for(self, predicate: Callable[[S], bool], *, timeout: float | None = None) -> S:
         """Return the first state seen for which ``predicate`` holds. Raise `DeadlineExceededError` if none comes."""
         check_callable(predicate, "a predicate", name=self.name)
+        check_takes(predicate, "a predicate", "state", name=self.name)
         deadline = self._deadline(timeout)
         while True:
             state = self._follower.fetch(deadline).state

@@ -635,6 +635,22 @@ def test_what_cannot_take_an_event_is_refused(taking: Call) -> None:
         check_takes(taking, "handle", "event", group="billing")
 
 
+#: The entries whose callables get arguments that users know by their names.
+CALLED_WITH: Final = [
+    entry
+    for entry in USES
+    if re.search(
+        r"\.\w+\((listener|predicate|callback|handler?|handle_.*|batch_handler|on_.*|event_time|is_given_up)\)$", entry
+    )
+]
+
+
+@pytest.mark.parametrize("entry", CALLED_WITH)
+def test_a_callable_that_does_not_take_its_arguments_is_refused_at_once(entry: str, ground: Ground) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"is called as \w+\(.*; change its parameters"):
+        USES[entry](ground, lambda these, cannot, be, given: None)
+
+
 def test_a_function_that_yields_handles_nothing(ground: Ground) -> None:
     def handle(event: object) -> Iterator[None]:
         yield

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 from synchronizer import ClosedError, InvalidArgumentError, ReaderGroupError
 from synchronizer.arguments import check_count, check_type
-from synchronizer.callables import check_callable
+from synchronizer.callables import check_callable, check_takes
 from synchronizer.threads.loading import loading
 
 from ..errors import EndOfDataError
@@ -65,11 +65,12 @@ class Callbacks:
         finally:
             self._reading.clear()
 
-    def of(self, callback: Callable[[T], object] | None, what: str) -> Callable[[T], None] | None:
-        """Return the function for the reading thread."""
+    def of(self, callback: Callable[[T], object] | None, what: str, argument: str) -> Callable[[T], None] | None:
+        """Return the function for the reading thread, which calls ``what(argument)``."""
         if callback is None:
             return None
         check_callable(callback, what, may_await=True)
+        check_takes(callback, what, argument)
         called = callback
 
         def call(argument: T) -> None:
@@ -368,9 +369,9 @@ async def open_reader(
         reader_id,
         serializer=serializer,
         auto_commit=auto_commit,
-        on_assign=callbacks.of(on_assign, "on_assign"),
-        on_release=callbacks.of(on_release, "on_release"),
-        on_checkpoint=callbacks.of(on_checkpoint, "on_checkpoint"),
+        on_assign=callbacks.of(on_assign, "on_assign", "segment"),
+        on_release=callbacks.of(on_release, "on_release", "segment"),
+        on_checkpoint=callbacks.of(on_checkpoint, "on_checkpoint", "checkpoint"),
         claims=None if sink is None else _claims(sink, group.counters),
     )
     reader = await calls.run(open, undo=lambda reader: reader.close())

@@ -329,7 +329,7 @@ class DeadLetters:
         named = self._of_letters(pointers)
         check_duration(timeout, "timeout", or_none=True)
         self.list(**filters)  # refuses what is wrong before anything is opened
-        on_progress = (lambda _: None) if on_progress is None else checked(on_progress, "on_progress")
+        on_progress = (lambda _: None) if on_progress is None else checked(on_progress, "on_progress", "done")
         return self._finish(what, named, filters, timeout, on_progress)
 
     def _finish(

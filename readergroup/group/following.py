@@ -89,9 +89,9 @@ class GroupFollower(Generic[T]):
         self._member = member
         self._segments = segments
         self._serializer = serializer
-        self._on_assign = None if on_assign is None else checked(on_assign, "on_assign")
-        self._on_release = None if on_release is None else checked(on_release, "on_release")
-        self._on_checkpoint = None if on_checkpoint is None else checked(on_checkpoint, "on_checkpoint")
+        self._on_assign = None if on_assign is None else checked(on_assign, "on_assign", "segment")
+        self._on_release = None if on_release is None else checked(on_release, "on_release", "segment")
+        self._on_checkpoint = None if on_checkpoint is None else checked(on_checkpoint, "on_checkpoint", "checkpoint")
         self._is_settled = is_settled
         self._claims = claims
         self._group = updater.group

@@ -71,7 +71,7 @@ class Autoscaling:
         self._group = group
         self._logger = LogAbout(_logger, group=group.name)
         self._policy = policy
-        self._callback = checked(callback, "a callback for autoscaling")
+        self._callback = checked(callback, "callback", "decision")
         synchronizer = group.synchronizer
         self._clock = synchronizer.clock
         self._role = ExclusiveRole(synchronizer.store, synchronizer.segment, ROLE, self._clock)

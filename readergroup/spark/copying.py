@@ -72,7 +72,7 @@ def copy(
         AlreadyExistsError: The target exists and is no copy of the source.
         UnsupportedError: The processes of Spark do not share this store.
     """
-    on_progress = None if on_progress is None else checked(on_progress, "on_progress")
+    on_progress = None if on_progress is None else checked(on_progress, "on_progress", "copied, total")
     address = StoreAddress.of(url)
     clock = SystemClock()
     with closing(open_store(url, clock=clock, must_exist=True)) as store, Client(store, clock=clock) as client:

@@ -71,7 +71,7 @@ class ProgressListener(StreamingQueryListener):
     """
 
     def __init__(self, callback: Callable[[QueryProgress], object] | None = None) -> None:
-        self._callback = checked(callback or _log, "the callback of the progress listener")
+        self._callback = checked(callback or _log, "callback", "progress")
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         for progress in progress_of(event.progress):

@@ -66,7 +66,7 @@ class Copies:
     ) -> StreamInfo:
         """Copy the whole stream in this call: see `StreamManager.copy`."""
         check_count(threads, "threads")
-        on_progress = None if on_progress is None else checked(on_progress, "on_progress")
+        on_progress = None if on_progress is None else checked(on_progress, "on_progress", "copied, total")
         deadline = Deadline(self._metadata.clock, timeout)
         state = self.begin(source, target, by=by, start=start, end=end)
         if state.is_being_copied:

@@ -169,7 +169,7 @@ class DataSegments:
 
     def delete_staged(self, prefix: str, is_given_up: Callable[[StagedName], bool], deadline: Deadline) -> None:
         """Delete staged segments that are given up under the prefix. Those that cannot be deleted now expire later."""
-        is_given_up = checked(is_given_up, "is_given_up")
+        is_given_up = checked(is_given_up, "is_given_up", "staged")
         backoff = self._metadata.backoff(deadline)
         try:
             for segment in backoff.retry(lambda: list(self._store.list(prefix))):

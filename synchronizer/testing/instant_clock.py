@@ -44,7 +44,7 @@ class InstantClock(ManualClock):
             run: Does the work that is due, and returns the time on the clock when more is due, or inf. While it waits,
                 the other functions run.
         """
-        self._runs.append(checked(run, "run"))
+        self._runs.append(checked(run, "run", ""))
 
     def advance(self, seconds: float) -> None:
         """Move the clock by ``seconds``, stopping wherever work is due; return when that work has run."""

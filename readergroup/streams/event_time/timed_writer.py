@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from synchronizer import InvalidArgumentError
-from synchronizer.callables import check_callable, check_returned
+from synchronizer.callables import check_callable, check_returned, check_takes
 
 from ..data.block import Headers
 from ..data.moments import time_of
@@ -38,6 +38,7 @@ def open_writer(
         raise InvalidArgumentError('event_time must be "now" or a function of the event', event_time=event_time)
     else:
         check_callable(event_time, "event_time")
+        check_takes(event_time, "event_time", "event", stream=stream)
         event_time = _checked(event_time)
         kind = _TimedWriter
     return kind(

@@ -100,7 +100,7 @@ class Shared(Generic[S]):
         ``tell`` calls the listener that it is given. If that raises, the log names ``listener``. A state that cannot be
         read is logged and skipped.
         """
-        told = checked(listener, "a listener")
+        told = checked(listener, "a listener", "change")
         state, revision = self.synchronizer.snapshot_of_state
         before = read(state)
 

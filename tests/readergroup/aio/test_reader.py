@@ -346,7 +346,7 @@ def test_a_callback_waits_while_no_task_reads() -> None:
 def test_a_callback_that_comes_after_its_read_was_cancelled_waits_for_the_next_read() -> None:
     async def test() -> None:
         callbacks, called = Callbacks(), list[str]()
-        in_thread = callbacks.of(called.append, "on_checkpoint")
+        in_thread = callbacks.of(called.append, "on_checkpoint", "checkpoint")
         assert in_thread is not None
         running = asyncio.create_task(asyncio.to_thread(in_thread, "nightly"))
         await until(lambda: callbacks._running)
@@ -399,6 +399,8 @@ def test_a_failed_callback_raises_at_the_read() -> None:
                     await reader.read()
             with pytest.raises(rg.InvalidArgumentError):
                 await group.reader("other", on_assign=5)  # type: ignore[arg-type]
+            with pytest.raises(rg.InvalidArgumentError, match=r"on_assign is called as on_assign\(segment\)"):
+                await group.reader("other", on_assign=lambda: None)  # type: ignore[arg-type, misc]
 
     run(test())
 
