@@ -152,6 +152,7 @@ class NotificationRecording:
         self._reached: Transition[ReaderGroupState] | None = None  # the last one that `_take_up` processed
         self._settled: Revision | None = None  # the revision up to which all is recorded
         self._sample_at = self._trim_at = float("-inf")
+        self._closing: Deadline | None = None  # begins when the polls are stopped
         self._closed = False
         if not is_manual(self._clock):
             self._polling.start()
@@ -177,14 +178,15 @@ class NotificationRecording:
     def stop(self) -> None:
         """Record no more until `close`, which records the rest."""
         if os.getpid() == self._process_id:  # a forked child: the recording belongs to the parent
+            self._closing = self._closing or Deadline(self._clock, CLOSE_SECONDS)
             self._polling.stop()
 
     def close(self) -> None:
         """Record all present notifications and end. Waits a few seconds at most. Can be called twice."""
         if os.getpid() != self._process_id:
             return  # a forked child: the recording belongs to the parent
-        self._polling.stop()
-        deadline = Deadline(self._clock, CLOSE_SECONDS)
+        self.stop()
+        assert (deadline := self._closing) is not None
         self._polling.join(deadline.remaining())
         if not self._lock.acquire(timeout=deadline.remaining()):
             return  # the next recording finds the rest in the group's log

@@ -14,6 +14,7 @@ import pytest
 
 import readergroup as rg
 from readergroup import aio
+from readergroup.record.recorder import NotificationRecording
 from synchronizer import open_store
 from synchronizer.testing import FailingStore
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
@@ -168,6 +169,25 @@ def test_listeners_of_several_groups_are_waited_for_together(
     client.close()
     goes_on.set()
     assert time.monotonic() - began < 5.0  # as long as one notifier waits by itself
+
+
+def test_recordings_are_waited_for_together(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("readergroup.record.recorder.CLOSE_SECONDS", 1.0)
+    client, goes_on = rg.Client(store), threading.Event()
+    begun = threading.Barrier(6)
+
+    def look(_: NotificationRecording) -> None:
+        begun.wait(PATIENCE_SECONDS)
+        goes_on.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(NotificationRecording, "_look", look)
+    for number in range(5):
+        client.groups.create(f"g{number}", streams=[STREAM]).record_notifications()
+    begun.wait(PATIENCE_SECONDS)
+    began = time.monotonic()
+    client.close()
+    goes_on.set()
+    assert time.monotonic() - began < 4.0
 
 
 def test_timeouts_of_writers_begin_together(store: FailingStore) -> None:
