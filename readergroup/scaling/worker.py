@@ -55,6 +55,8 @@ MAX_BATCH_EVENTS: Final = 1000
 MAX_ARROW_EVENTS: Final = 32_768
 #: How many workers must die over an event before it is set aside: a process may die for other reasons.
 LEAST_DEATHS: Final = 3
+#: How long one try to set an event aside waits for the store. `Worker.stop` takes effect after it.
+_ATTEMPT_SECONDS: Final = 5.0
 #: The longest pause between two tries to set an event aside. Most of the time a try waits for the store itself.
 _MAX_PAUSE_SECONDS: Final = 0.5
 _BYTES_NOTE: Final = "The pool has no serializer, so the data of an event is bytes. Pass serializer=... to group.pool."
@@ -278,7 +280,7 @@ class Worker(Generic[T]):
             if not self._set_aside_if_deadly(event):
                 self._handle_batch(handle, batch.only(index))
             if self._reader is not None:
-                self._until_stored(event, partial(self._reader.commit, event), "commit")
+                self._until_stored(event, partial(self._reader.commit, event, timeout=self._attempt_seconds), "commit")
             hand.put_down()
 
     def _begin(self, hand: Hand, batch: EventBatch[T]) -> bool:
@@ -471,7 +473,12 @@ class Worker(Generic[T]):
         return True
 
     def _new_letter_writer(self, stream: str) -> EventWriter[DeadLetter]:
-        return EventWriter(self._task.client.streams, stream, serializer=PydanticSerializer(DeadLetter))
+        serializer = PydanticSerializer(DeadLetter)
+        return EventWriter(self._task.client.streams, stream, serializer=serializer, timeout=self._attempt_seconds)
+
+    @property
+    def _attempt_seconds(self) -> float:
+        return min(_ATTEMPT_SECONDS, self._task.client.streams.timeout)
 
     def _until_stored(self, event: Event[T], call: Callable[[], R], to: str = "set aside") -> R:
         """Return the result of a call that stores what becomes of the event. Repeat it while the store is away or full.

@@ -1053,6 +1053,29 @@ def test_an_event_that_dead_letters_do_not_take_is_named_with_the_error_of_its_h
     assert isinstance(raised.value.__cause__, Fault)
 
 
+def test_a_pool_hears_in_an_outage_that_it_is_stopped_although_it_has_a_dead_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("readergroup.scaling.worker._ATTEMPT_SECONDS", 0.2)
+    asked = threading.Event()
+
+    def handle(event: rg.Event[bytes]) -> None:
+        store.before = lambda operation: asked.set()
+        store.unavailable = True
+        raise Fault
+
+    with FailingStore(open_store("memory://")) as store, rg.Client(store) as client:
+        for stream in (STREAM, DEAD):
+            client.streams.create(stream)
+        one_key(client, 1)
+        pool = client.groups.create("billing", streams=[STREAM]).pool(handle, retry=fast(1, DEAD))
+        running = InThread(pool.run)
+        assert asked.wait(PATIENCE_SECONDS)
+        pool.stop()
+        running.join(15.0)
+        store.unavailable = False
+
+
 def test_dead_letters_go_to_the_stream_that_was_created_again(client: rg.Client) -> None:
     def handle(event: rg.Event[bytes]) -> None:
         if event.data == b"e00003":
