@@ -46,6 +46,7 @@ def list_groups(context: typer.Context, as_json: AsJson = False) -> None:
         say(Table("group", "streams", *numbers, numbers=numbers, rows=rows))
 
 
+@commands.command("info", hidden=True)  # as that of a stream is called
 @commands.command()
 def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     """Show a group: its config, its readers, and the owner and position of each segment."""

@@ -132,7 +132,8 @@ class Commands(TyperGroup):
         found = [f"'{path} {group} {name}'" for group in groups]
         if found:
             return f"there is {', '.join(found)}"
-        return f"'{path} --help' lists those that there are: {', '.join(self.commands)}"
+        shown = [name for name, each in self.commands.items() if not each.hidden]
+        return f"'{path} --help' lists those that there are: {', '.join(shown)}"
 
     def main(self, *args: Any, **options: Any) -> Any:
         options["standalone_mode"] = False

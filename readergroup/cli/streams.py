@@ -186,6 +186,7 @@ def list_streams(
         say("There are no streams.")
 
 
+@commands.command("describe", hidden=True)  # as that of a group is called
 @commands.command()
 def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     """Show a stream: its segments with their key ranges, the start and end of its data, and what its policies do."""

@@ -472,6 +472,8 @@ def test_groups_are_listed_and_described(orders: Cli) -> None:
     assert "shop/orders" in orders.ok("group", "list")
     described = orders.ok("group", "describe", "g")
     assert "reader_timeout_seconds=10" in described and "unassigned" in described
+    assert orders.ok("group", "info", "g") == described  # as for a stream, and the reverse
+    assert orders.ok("stream", "describe", "shop/orders") == orders.ok("stream", "info", "shop/orders")
     found = orders.json("group", "list")
     assert isinstance(found, list)
     assert [each["group"] for each in found] == ["g"]
@@ -744,7 +746,7 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("nonsense", "there is no command 'nonsense'; 'readergroup --help' lists those that there are: write, read"),
         ("grup", "Did you mean 'group'?"),
         ("lag", "there is no command 'lag'; there is 'readergroup group lag'"),
-        ("stream describe shop/orders", "'readergroup stream --help' lists those that there are: create, "),
+        ("stream show shop/orders", "'readergroup stream --help' lists those that there are: create, "),
         ("state show shop/stock", "which begins with its kind, such as state/shop/stock or map/shop/stock"),
         ("stream create", "Missing argument"),
         ("stream create a/b --segments x", "valid integer"),
