@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,23 @@ _CHUNK_BYTES = 128 * 1024
 _SECONDS = 30.0
 #: The errors of a cluster whose servers have not all heard of each other yet.
 _TOO_FEW_SERVERS = (10005, 10074)
+#: What the last, empty message of a whole snapshot has as its status, unless there is none.
+_IS_WHOLE = "204"
 
 
 async def backup(connection: Client, stream: str, folder: Path) -> None:
-    """Write what the stream holds now to ``folder``, which must not exist."""
-    folder.mkdir(parents=True)
+    """Write what the stream holds now to ``folder``, which must not exist. After an error there is none."""
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists; name another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
+        unfinished = Path(place, "backup")
+        unfinished.mkdir()
+        await _take_snapshot(connection, stream, unfinished)
+        unfinished.rename(folder)
+
+
+async def _take_snapshot(connection: Client, stream: str, folder: Path) -> None:
     inbox = connection.new_inbox()
     chunks = await connection.subscribe(inbox)
     described = await _ask(
@@ -44,7 +57,7 @@ async def backup(connection: Client, stream: str, folder: Path) -> None:
             archive.write(chunk.data)
             if chunk.reply:
                 await chunk.respond(b"")  # the server waits for it before it sends more
-    if chunk.headers:
+    if (chunk.headers or {}).get("Status", _IS_WHOLE) != _IS_WHOLE:
         raise RuntimeError(f"the server broke the snapshot off: {chunk.headers}")
     (folder / "backup.json").write_text(json.dumps({name: described[name] for name in ("config", "state")}))
 
@@ -87,12 +100,19 @@ def _check(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+async def _ignore(error: Exception) -> None:
+    """The call that fails raises it."""
+
+
 async def main(verb: str, servers: str, stream: str, folder: str) -> None:
-    async with await nats.connect(servers.split(",")) as connection:
+    async with await nats.connect(servers.split(","), allow_reconnect=False, error_cb=_ignore) as connection:
         await {"backup": backup, "restore": restore}[verb](connection, stream, Path(folder))
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 5 or sys.argv[1] not in ("backup", "restore"):
         sys.exit(__doc__)
-    asyncio.run(main(*sys.argv[1:]))
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except (OSError, RuntimeError, nats.errors.Error) as failure:
+        sys.exit(f"{sys.argv[1]}: {failure or type(failure).__name__}")

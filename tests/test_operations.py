@@ -30,6 +30,7 @@ PAGE = (DOCS / "operations.md").read_text()
 STREAM = "shop/orders"
 GROUP = "billing"
 KEYS = 5
+PICTURE = os.urandom(1_500_000)
 LONG = PATIENCE_SECONDS
 
 
@@ -120,6 +121,9 @@ def _lose_and_restore(url: str, back_up: Callable[[], None], lose_and_restore: C
         reader = group.reader("before", serializer=rg.JsonSerializer(), auto_commit=False)
         read_before = [_next(reader) for _ in range(100)]
         reader.commit()
+        client.streams.create("shop/pictures")
+        with client.writer("shop/pictures") as writer:
+            writer.write(PICTURE)  # a server sends a larger snapshot in parts
         back_up()
 
         # What comes now is in no backup, and is lost.
@@ -137,6 +141,8 @@ def _lose_and_restore(url: str, back_up: Callable[[], None], lose_and_restore: C
     with rg.connect(url, timeout=LONG) as client:
         _write(client, range(400, 500))
         client.streams.seal(STREAM)
+        (range_of_pictures,) = client.batch.segment_ranges("shop/pictures")
+        assert [event.data for event in client.batch.read(range_of_pictures)] == [PICTURE]
         group = client.groups.get(GROUP)
         group.configure(reader_timeout_seconds=1.0)  # the reader of before the loss is dead, and no other may be
         with group.reader("after", serializer=rg.JsonSerializer()) as reader:

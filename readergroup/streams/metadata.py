@@ -161,7 +161,9 @@ class StreamMetadata:
             return False
         except StoreUnavailableError as error:
             raise DeadlineExceededError(
-                "the store did not confirm in time that the stream was created; create it again", stream=states[0].name
+                "the store did not confirm in time that the stream was created; create it again",
+                stream=states[0].name,
+                cause=str(error),
             ) from error
 
     def _check_open(self, name: str) -> None:

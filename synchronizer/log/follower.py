@@ -256,7 +256,7 @@ class LogFollower(Generic[S]):
             return
         if self.closing.is_set():
             raise ClosedError("the object, or its client, was closed", segment=self.log.segment)
-        raise DeadlineExceededError(at_deadline, segment=self.log.segment) from problem
+        raise DeadlineExceededError(at_deadline, segment=self.log.segment, cause=str(problem)) from problem
 
     def check_usable(self, *, deciding: bool = False) -> None:
         if self.closing.is_set():
