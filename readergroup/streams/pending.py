@@ -18,6 +18,7 @@ from synchronizer import (
     ReaderGroupError,
     SealedError,
     StateSynchronizer,
+    TruncatedError,
     Update,
 )
 
@@ -141,8 +142,9 @@ class PendingChanges:
 
         try:
             Merge(self._store, state, transaction, deadline, self._metadata.backoff(deadline)).run()
-        except (NotFoundError, SealedError) as error:
-            # Merged meanwhile, and the stream has moved on; or the stream is deleted. The state shows which.
+        except (NotFoundError, SealedError, TruncatedError) as error:
+            # Merged meanwhile, and the stream has moved on; or the stream is deleted. The state shows which. A store
+            # that deletes a large segment may truncate it first.
             now = synchronizer.fetch_updates(timeout=deadline.remaining())
             if is_open(now):
                 raise CorruptDataError(

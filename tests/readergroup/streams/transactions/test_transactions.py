@@ -706,6 +706,39 @@ def test_of_two_who_merge_at_once_neither_does_anything_twice(store: SegmentStor
 
 
 @pytest.mark.stores("memory")
+def test_a_merger_whose_staged_events_another_one_is_deleting_has_nothing_to_do(store: SegmentStore, way: str) -> None:
+    """A store may truncate a large segment before it deletes it."""
+
+    def truncate_first(operation: Operation) -> None:
+        if operation.verb == "forget" and "/staging/" in operation.segment:
+            store.truncate(operation.segment, store.info(operation.segment).length)
+            raise ClosedError("no")
+
+    failing = FailingStore(store)
+    failing.before = truncate_first
+    others = StreamManager(failing)
+
+    def merge(name: str) -> None:
+        with suppress(ClosedError):
+            others.finish_pending(name)
+
+    for at in itertools.count(1):
+        name = f"shop/at-{at}"
+        others.create(name, scaling=ScalingPolicy.fixed(2))
+        part = stage(others, events("a", 24), name=name)
+        others.scale(name, split=[0])
+        with pytest.raises(Died):
+            commit(client_that_dies(as_store_of(way, store), 1, is_merge), 0, part, name=name)
+        late = as_store_of(way, store)
+        late.before = coming = Nth(at, lambda operation: "data/" in operation.segment, partial(merge, name))
+        StreamManager(late).finish_pending(name)
+        assert by_key(stored(others, name)) == by_key(events("a", 24)), f"met at {coming.seen[at - 1 : at]}"
+        if not coming.acted:
+            assert at > 3
+            return
+
+
+@pytest.mark.stores("memory")
 def test_a_merger_that_slept_while_the_stream_went_on_does_nothing(store: SegmentStore, way: str) -> None:
     """At each operation of its merge it sleeps: others merge, commit another transaction, and scale.
 
