@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from synchronizer import Revision
 from synchronizer.clock import stopwatch
 from synchronizer.counting import Latencies
+from synchronizer.liveness.lease import lease_value
 
 from ..client import Client
 from ..group.lag import GroupLag, LagMemory, StoredSegment, group_lag
@@ -24,7 +25,8 @@ class Measured(NamedTuple):
     state: ReaderGroupState
     revision: Revision
     lag: GroupLag
-    leases: Mapping[str, bytes]
+    #: When, on the clock, the lease of each reader that has one was seen to change, or was seen first.
+    renewed_at: Mapping[str, float]
     #: Where the group stands in each segment.
     positions: Mapping[SegmentId, int]
     stored: Mapping[SegmentId, StoredSegment]
@@ -39,6 +41,8 @@ class GroupMeter:
         self._clock = client.clock
         self._updater = GroupUpdater(group.synchronizer, client.streams)
         self._memory = LagMemory()
+        #: By reader and incarnation: its lease, and when that was first seen.
+        self._seen_leases: Mapping[tuple[str, int], tuple[bytes | None, float]] = {}
         #: The lengths of the metadata logs of its streams, to wait on.
         self.followed: Mapping[str, int] = {}
 
@@ -60,4 +64,23 @@ class GroupMeter:
         state, revision = synchronizer.snapshot_of_state
         offsets = positions(state, leases)
         lag = group_lag(state, offsets, synchronizer.store, self._clock.time(), self._memory)
-        return Measured(state, revision, lag, leases, offsets, self._memory.stored())
+        return Measured(state, revision, lag, self._see(state, leases), offsets, self._memory.stored())
+
+    def _see(self, state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[str, float]:
+        """Return when the lease of each reader was seen to change."""
+        now = self._clock.monotonic()
+        seen, renewed_at = {}, {}
+        for reader, found in state.readers.items():
+            if found.lease is not None:
+                key, value = (reader, found.incarnation), lease_value(found, leases)
+                before = self._seen_leases.get(key)
+                seen[key] = before if before is not None and before[0] == value else (value, now)
+                renewed_at[reader] = seen[key][1]
+        self._seen_leases = seen
+        return renewed_at
+
+
+def expired(state: ReaderGroupState, renewed_at: Mapping[str, float], now: float) -> Set[str]:
+    """Return the readers whose leases have not changed for so long that other readers would declare them dead."""
+    timeout = state.config.reader_timeout_seconds
+    return {reader for reader in state.readers if now - renewed_at.get(reader, now) > timeout}

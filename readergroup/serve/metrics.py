@@ -92,6 +92,11 @@ class StoreMetrics(Collector):
             ("unassigned_segments", "Segments that can be read and have no owner.", lambda g: len(g.state.unassigned)),
             ("owned_segments", "Segments that have an owner.", _owned),
             ("readers", "Readers in the group.", lambda g: g.state.number_of_readers),
+            (
+                "live_readers",
+                "Readers whose leases have not expired, as this process sees them.",
+                lambda g: g.state.number_of_readers - len(g.expired),
+            ),
             ("lag_events", "Events behind, estimated where many remain.", lambda g: g.lag.events),
             ("lag_bytes", "Bytes behind.", lambda g: g.lag.bytes),
             ("lag_seconds", "Age of the next event of the segment that is most behind.", lambda g: g.lag.seconds),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from synchronizer import Revision
@@ -26,6 +26,8 @@ class GroupSample:
     at: float
     retries: Waiting = NOTHING
     flow: GroupFlow = GroupFlow()
+    #: The readers whose leases have expired, as this process sees them. Only other readers can remove them.
+    expired: Set[str] = frozenset()
     #: Why a later reading failed. The rest is then as old as `at`.
     error: str | None = None
 

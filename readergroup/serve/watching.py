@@ -14,7 +14,6 @@ from notifications import PRESENT_VALUE, SEVERAL_CHANGES, Change, Notification
 from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Transition
 from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.liveness.keeper import Keeper
-from synchronizer.liveness.lease import lease_value
 from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Flag
 
@@ -25,7 +24,7 @@ from ..group.words import words
 from ..scaling.autoscale import ROLE
 from .audience import Audience
 from .documents import Document, changes, encode, group_document
-from .measuring import GroupMeter
+from .measuring import GroupMeter, expired
 from .sample import GroupSample
 from .sampler import BUSY, Sampler
 
@@ -86,7 +85,7 @@ class GroupWatch:
         self._group = self._client.groups.get(name)
         self._meter = GroupMeter(self._client, self._group)
         self._feed = self._group.synchronizer.transitions()
-        self._seen_leases: dict[tuple[str, int], tuple[bytes | None, float]] = {}
+        self._renewed_at: Mapping[str, float] = {}  # as `Measured` has it
         self._sample: GroupSample | None = None
         self._wanted_readers: int | None = None
         self._lag_at = self._left_at = self._clock.monotonic()
@@ -160,9 +159,8 @@ class GroupWatch:
     def _look(self, now: float) -> None:
         is_due = now >= self._lag_at
         if is_due:
-            state, revision, lag, leases, *_ = self._meter.measure()
+            state, revision, lag, self._renewed_at, *_ = self._meter.measure()
             self._look_at_role()
-            self._look_at_leases(state, leases)
         else:
             self._meter.follow()
             if self._sample is None:
@@ -186,29 +184,20 @@ class GroupWatch:
 
     def _publish(self, sample: GroupSample, *, error: str | None = None) -> None:
         now = self._clock.monotonic()
-        readers = {}
-        for reader, found in sample.state.readers.items():
-            _, since = self._seen_leases.get((reader, found.incarnation), (None, now))
-            silent = now - since
-            readers[reader] = {
-                "lease_seconds": round(silent, 1) if found.lease is not None else None,
-                "expired": found.lease is not None and silent > sample.state.config.reader_timeout_seconds,
+        dead = expired(sample.state, self._renewed_at, now)
+        readers = {
+            reader: {
+                "lease_seconds": None if found.lease is None else round(now - self._renewed_at.get(reader, now), 1),
+                "expired": reader in dead,
             }
+            for reader, found in sample.state.readers.items()
+        }
         before = None if self.newest is None else self.newest.document
         document = group_document(sample, self._sampler.history(self.name), readers, before)
         document["error"] = error
         document["wanted_readers"] = self._wanted_readers
         self.newest = Published(1 if self.newest is None else self.newest.version + 1, document, before)
         self._audience.ring()
-
-    def _look_at_leases(self, state: ReaderGroupState, leases: Mapping[str, bytes]) -> None:
-        now = self._clock.monotonic()
-        seen = {}
-        for reader, found in state.readers.items():
-            key, value = (reader, found.incarnation), lease_value(found, leases)
-            before = self._seen_leases.get(key)
-            seen[key] = before if before is not None and before[0] == value else (value, now)
-        self._seen_leases = seen
 
     def _look_at_role(self) -> None:
         """Find what `ReaderGroup.autoscale`, in any process, called for last."""

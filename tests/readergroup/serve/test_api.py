@@ -98,6 +98,21 @@ def test_metrics_are_those_of_the_group(store_url: str) -> None:
         assert found["readergroup_group_last_checkpoint_timestamp_seconds", (GROUP,)] > 1e9
 
 
+def test_readers_that_died_together_are_in_the_group_and_do_not_live(store_url: str) -> None:
+    with filled(store_url) as client, viewed(client, sample_interval_seconds=0.05) as browser:
+
+        def found(name: str) -> float:
+            return values(browser.get("/metrics").text)[f"readergroup_group_{name}", (GROUP,)]
+
+        group = client.groups.get(GROUP)
+        group.configure(reader_timeout_seconds=1.0)
+        group.coordinator._threaded = False  # nothing renews its lease, and nobody removes it
+        with group.reader("r"):
+            until(lambda: found("live_readers") == 1)
+            until(lambda: found("live_readers") == 0)
+            assert found("readers") == 1
+
+
 def test_what_is_written_and_read_is_in_the_metrics(store_url: str) -> None:
     with filled(store_url) as client, viewed(client, sample_interval_seconds=0.05) as browser:
         client.groups.create("other", streams=[STREAM])
