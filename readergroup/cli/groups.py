@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ from .tables import Table
 from .times import TIME_HELP, parse_time
 
 if TYPE_CHECKING:
-    from ..group.model.state import SegmentState
+    from ..group.model.state import ReaderGroupState, SegmentState
     from ..group.starting import ResetTarget
 
 commands = typer.Typer(
@@ -59,6 +59,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
         state = found.state
         waiting = summary(client.store, group)
         wait = None if waiting.due is None else max(0.0, waiting.due - client.clock.time())
+        deleted = _deleted_streams(client, state)
     if as_json:
         print_json(
             {
@@ -90,10 +91,20 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
     idle = sorted(reader for reader in state.readers if not state.segments_of(reader))
     if idle:
         say(f"\nReaders without a segment: {', '.join(idle)}")
+    _say_deleted(deleted)
     if wait is not None:
         more = "" if waiting.is_all else "More than "
         verb = "waits" if waiting.events == 1 else "wait"
         say(f"\n{more}{count(waiting.events, 'event')} {verb} for a retry, the next in {wait:,.0f} s")
+
+
+def _deleted_streams(client: rg.Client, state: ReaderGroupState) -> Sequence[str]:
+    return [stream for stream in state.config.streams if not client.streams.exists(stream)]
+
+
+def _say_deleted(streams: Sequence[str]) -> None:
+    if streams:
+        say(f"\nDeleted streams, of which nothing is left to read: {', '.join(streams)}")
 
 
 def config_in_words(config: rg.ReaderGroupConfig) -> str:
@@ -114,10 +125,12 @@ def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     """
     with session(context).connect() as client:
         found = client.groups.get(group).lag()
+        deleted = _deleted_streams(client, client.groups.get(group).state)
     if as_json:
         print_json({"group": group, **found.totals._asdict(), "segments": dict(found.segments)})
     else:
         say(lag_table(found))
+        _say_deleted(deleted)
         say(f"\n{group} is {count(found.events, 'event')} behind ({size(found.bytes)}, {found.seconds:,.1f} s)")
 
 

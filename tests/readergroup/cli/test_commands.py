@@ -491,6 +491,15 @@ def test_the_lag_is_what_was_written_and_not_read(orders: Cli) -> None:
     assert "g is 0 events behind" in orders.ok("group", "lag", "g")
 
 
+def test_streams_that_were_deleted_under_a_group_are_named(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    orders.ok("write", "shop/orders", input="one\n")
+    assert "eleted" not in orders.ok("group", "describe", "g") + orders.ok("group", "lag", "g")
+    orders.ok("stream", "delete", "--yes", "shop/orders")
+    for command in ("describe", "lag"):
+        assert "Deleted streams, of which nothing is left to read: shop/orders" in orders.ok("group", command, "g")
+
+
 def test_the_cuts_of_a_group_can_be_given_to_truncate(orders: Cli) -> None:
     orders.ok("write", "shop/orders", input="one\ntwo\n")
     orders.ok("read", "shop/orders", "--group", "g")
