@@ -33,7 +33,8 @@ LINGER_SECONDS: Final = 150.0
 BUSY: Final = 0.25
 #: A sample that is older than this number of intervals is replaced before it is shown.
 STALE: Final = 3
-#: How long someone who looks waits for the first sample.
+#: How long someone who looks waits for the first sample. One that takes longer than the last by this much waits for a
+#: store that is away.
 PATIENCE_SECONDS: Final = 5.0
 #: How often shared states, streams and the delays of retries are listed, and how many states.
 STATES_SECONDS: Final = 30.0
@@ -76,6 +77,7 @@ class Sampler:
         self._outbox = outbox
         self._clock = client.clock
         self._looked_at = float("-inf")
+        self._begun_at = float("inf")  # of the sample that is being taken
         self._states_at = float("-inf")
         self._closed = False
         self._process_id = os.getpid()
@@ -106,7 +108,7 @@ class Sampler:
         return self.sample
 
     async def recent(self) -> Sample:
-        """Return a sample that is not stale. Wait a few seconds for it if no one has looked for a while."""
+        """Return a sample, and wait a few seconds for one that is not stale. A stale one has an error."""
         news = News()
         self.audience.add(news)
         loop = asyncio.get_running_loop()
@@ -115,13 +117,17 @@ class Sampler:
             ring = news.next_ring()
             sample = self.look()
             left = deadline - loop.time()
-            if not self.is_stale(sample) or self._closed or left <= 0:
+            if not self.is_stale(sample) or self._closed:
                 return sample
+            if left <= 0:
+                return replace(sample, error=sample.error or "the store does not answer")
             await wait_until_set(ring, left)
 
     def is_stale(self, sample: Sample) -> bool:
         """Return whether the sample is so old that the store must be away, or that no one has looked for a while."""
-        return self._clock.monotonic() - sample.at_monotonic > STALE * self._pause(sample) + 2 * sample.seconds
+        now, slack = self._clock.monotonic(), 2 * sample.seconds
+        is_old = now - sample.at_monotonic > STALE * self._pause(sample) + slack
+        return is_old or now - self._begun_at > PATIENCE_SECONDS + slack
 
     def history(self, group: str) -> GroupHistory:
         with self._lock:
@@ -149,7 +155,11 @@ class Sampler:
     def _step(self) -> float | None:
         if self._closed or self._clock.monotonic() - self._looked_at > LINGER_SECONDS:
             return None
-        self.take()
+        self._begun_at = self._clock.monotonic()
+        try:
+            self.take()
+        finally:
+            self._begun_at = float("inf")
         return self.sample.at_monotonic + self._pause(self.sample)
 
     def _pause(self, sample: Sample) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from readergroup.serve.sampler import Sampler
 from readergroup.serve.watching import Watches
 from readergroup.telemetry import PrometheusCollector
 from synchronizer import open_store
-from synchronizer.testing import FailingStore
+from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.serve.serving import GROUP, LOCAL, STREAM, filled, viewed
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -244,6 +245,33 @@ def test_probes_and_samples_tell_of_a_store_that_is_away() -> None:
             assert found["readergroup_sample_errors_total", ("StoreUnavailableError",)] >= 1
             assert browser.get(f"/groups/{GROUP}/desired-readers").status_code == 503
             assert browser.get("/groups").json()["groups"][0]["error"]
+
+
+def test_a_sample_that_waits_for_the_store_tells_that_it_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("readergroup.serve.sampler.PATIENCE_SECONDS", 0.1)
+    answers, is_away = threading.Event(), threading.Event()
+
+    def hang(operation: Operation) -> None:
+        if not answers.is_set():
+            is_away.set()
+            answers.wait(PATIENCE_SECONDS)
+
+    failing_store = FailingStore(open_store("memory://"))
+    with rg.Client(failing_store) as client:
+        client.streams.create(STREAM)
+        client.groups.create(GROUP, streams=[STREAM])
+        with viewed(client, sample_interval_seconds=2.0) as browser:
+            until(lambda: browser.get("/groups").json()["error"] is None)
+            try:
+                failing_store.before = hang
+                assert is_away.wait(PATIENCE_SECONDS)
+                until(lambda: values(browser.get("/metrics").text)["readergroup_store_up", ()] == 0, seconds=3.0)
+                assert browser.get("/groups").json()["error"] == "the store does not answer"
+                assert browser.get(f"/groups/{GROUP}/desired-readers").status_code == 503
+            finally:
+                failing_store.before = None
+                answers.set()
+            until(lambda: browser.get("/groups").json()["error"] is None)
 
 
 def test_nobody_looks_and_the_store_is_left_alone(store_url: str) -> None:
