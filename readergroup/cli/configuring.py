@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -118,13 +119,16 @@ def remove_reader(
 
 
 def _fields(settings: list[str] | None) -> dict[str, Any]:
+    known = [field for field in rg.ReaderGroupConfig.model_fields if field not in ("streams", "start", "end")]
     fields: dict[str, Any] = {}
     for each in settings or ():
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise WrongUsage(f"write a field as FIELD=VALUE, such as reader_timeout_seconds=5, not {each!r}")
-        if name not in rg.ReaderGroupConfig.model_fields or name in ("streams", "start", "end"):
-            raise WrongUsage(f"{name!r} is no field that can be set here; 'group describe' shows those that can")
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise WrongUsage(f"{name!r} is no field that can be set here; 'group describe' shows those that can{meant}")
         try:
             fields[name] = None if value == "none" else json.loads(value)
         except (ValueError, RecursionError):
@@ -138,3 +142,7 @@ def _show(group: str, config: rg.ReaderGroupConfig, as_json: bool) -> None:
         return
     say(f"{group}: reads {', '.join(config.streams)}")
     say(config_in_words(config))
+
+
+# The help lists them before the commands of `groups`.
+commands.registered_commands.sort(key=lambda each: each.callback not in (create, configure))

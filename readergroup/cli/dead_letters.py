@@ -69,7 +69,7 @@ def list_letters(
     is_queue: IsQueue = False,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, and count the others. With --json, one object per line."""
+    """List dead letters with the first line of their errors, and count the others. With --json, one object per line."""
     wanted = _status(status)
     filters = _filters(error, since, until, key)
     with session(context).connect() as client:
@@ -281,12 +281,13 @@ def _name(letter: rg.StoredDeadLetter) -> str:
 
 
 def _row(letter: rg.StoredDeadLetter) -> tuple[str, ...]:
+    first, _, rest = letter.letter.error.partition("\n")
     return (
         _name(letter),
         f"{letter.written_at:%Y-%m-%d %H:%M:%S}",
         letter.routing_key or "-",
         letter.stream,
-        clipped(letter.letter.error, _ERROR_WIDTH),
+        clipped(f"{first} ..." if rest else first, _ERROR_WIDTH),
         letter.status,
     )
 

@@ -148,11 +148,16 @@ def _store(session: Session) -> Iterator[Check]:
 
 def _clock(client: rg.Client, streams: list[str]) -> Check:
     """Compare the clock with those of the writers of the newest events."""
-    times = [event.written_at for stream in streams for event in newest_events(client, stream, 1)]
+    times = [(event.written_at, stream) for stream in streams for event in newest_events(client, stream, 1)]
     now = datetime.fromtimestamp(client.clock.time(), UTC)
-    if times and max(times) > now + _CLOCK_TOLERANCE:
-        ahead = (max(times) - now).total_seconds()
-        return Check(False, _HERE, f"clock: an event was written {ahead:.0f} s from now; synchronize the clocks")
+    newest, stream = max(times, default=(now, ""))
+    if newest > now + _CLOCK_TOLERANCE:
+        ahead = (newest - now).total_seconds()
+        text = (
+            f"clock: an event of {stream} was written by a machine whose clock is {ahead:.0f} s ahead of this one; "
+            "synchronize the clocks"
+        )
+        return Check(False, _HERE, text)
     return Check(True, _HERE, f"clock {now:%Y-%m-%d %H:%M:%S} UTC; no newest event is from later")
 
 

@@ -175,8 +175,8 @@ def reset(
         str,
         typer.Option(
             help=(
-                f"'head', 'tail', the name of a checkpoint, {TIME_HELP}, or JSON: a checkpoint, or cuts by stream as "
-                "'group describe --json' prints them."
+                f"'head', 'tail', the name of a checkpoint, {TIME_HELP}, or JSON: what 'group checkpoint --json' "
+                "prints, or the value of stream_cuts of 'group describe --json'."
             ),
             show_default=False,
         ),
@@ -209,7 +209,8 @@ def _reset_target(group: rg.ReaderGroup, text: str) -> ResetTarget:
             return place.validate_json(text)
         except ValidationError as error:
             raise WrongUsage(
-                "the JSON is neither a checkpoint nor cuts by stream; use cuts as 'group describe --json' prints them"
+                "the JSON is neither a checkpoint nor cuts by stream; use what 'group checkpoint --json' prints, or "
+                "the value of stream_cuts of 'group describe --json'"
             ) from error
     checkpoints = group.checkpoints
     if text in checkpoints:

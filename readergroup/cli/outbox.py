@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from synchronizer.extras import install_hint
 
 from ..words import count
 from .screen import print_json, say
-from .session import WrongUsage, session
+from .session import Failed, WrongUsage, session
 from .streams import AsJson
 from .tables import Table
 
@@ -77,6 +78,8 @@ def _connect(database: str) -> Callable[[], Any]:
     if scheme in ("postgresql", "postgres"):
         return lambda: _connect_to_postgresql(database)
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
+        if not Path(rest[1:]).exists():
+            raise Failed(f"--database: there is no file {rest[1:]}")
         return lambda: _connect_to_sqlite(rest[1:])
     raise WrongUsage("--database takes sqlite:///app.db or postgresql://user@host/db")
 

@@ -15,7 +15,10 @@ from .session import WrongUsage
 from .streams import parse_cut
 from .times import TIME_HELP, parse_time
 
-PLACE_HELP: Final = f"head, tail, {TIME_HELP}, or a cut as 'stream info --json' or the library prints it"
+PLACE_HELP: Final = (
+    f"head, tail, {TIME_HELP}, or a cut: text such as 'shop/orders[0:120, 1:80]', or the value of "
+    "head or tail of 'stream info --json'"
+)
 _STEP: Final = 1000
 #: How often a command that reads looks for new events, and whether it is at the end.
 LOOK_SECONDS: Final = 0.25

@@ -75,7 +75,7 @@ def scaling_of(
 def scaling_in_words(policy: rg.ScalingPolicy) -> str:
     load = policy.load
     if load is None:
-        return "the number of segments changes only by 'stream scale'"
+        return "only 'stream scale' changes the number of segments"
     target = f"{load.target:,g} events" if load.unit == "events" else size(round(load.target))
     return f"{load.min_segments} to {load.max_segments} segments, each for about {target}/s"
 

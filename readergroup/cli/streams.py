@@ -64,6 +64,12 @@ Tags = Annotated[
 ]
 
 _NO_SEGMENTS: Final[list[str]] = []
+_OTHER_PROGRAMS: Final = (
+    "A program that calls streams.create with another config fails at its next start: change it, or call streams.info "
+    "there instead."
+)
+#: Where a cut is in what commands print.
+_CUT_IN_JSON: Final = "the value of head or tail of 'stream info --json'"
 
 
 @commands.command()
@@ -138,12 +144,16 @@ def configure(
     if as_json:
         print_json(found)
         return
-    if scaling is not None:
+    if no_scaling:
+        kept = count(len(found.segments), "segment")
+        say(f"{found.name}: keeps its {kept}; from now on only 'stream scale' changes their number")
+    elif scaling is not None:
         say(f"{found.name}: {scaling_in_words(found.config.scaling)}")
     if retention is not None or no_retention:
         say(f"{found.name}: {in_words(found.config.retention)}")
     if tags is not None:
         say(f"{found.name}: {_tags_in_words(found.config) or 'no tags'}")
+    say(_OTHER_PROGRAMS)
 
 
 @commands.command()
@@ -273,8 +283,8 @@ def truncate(
         typer.Argument(
             metavar="CUT",
             help=(
-                "'tail', a cut as 'stream info --json' or 'group describe --json' prints it, or '-' to read the cut "
-                "from standard input."
+                f"'tail', or a cut: {_CUT_IN_JSON}, or that of a stream in stream_cuts of 'group describe --json'. "
+                "'-' reads the cut from standard input."
             ),
         ),
     ],
@@ -387,8 +397,6 @@ def parse_place(text: str | None) -> rg.StreamCut | Literal["head", "tail"] | No
 def parse_cut(text: str) -> rg.StreamCut:
     from pydantic import ValidationError
 
-    from synchronizer.configuration import reasons
-
     text = sys.stdin.read() if text == "-" else text
     try:
         if printed := _PRINTED_CUT.fullmatch(text.strip()):
@@ -398,6 +406,6 @@ def parse_cut(text: str) -> rg.StreamCut:
         return rg.StreamCut.model_validate_json(text)
     except ValidationError as error:
         raise WrongUsage(
-            "this is not a cut; use JSON as 'stream info --json' prints it, or text such as "
-            f"'shop/orders[0:120, 1:80]': {reasons(error)}"
+            f"this is not a cut; use {_CUT_IN_JSON}, that of a stream in stream_cuts of 'group describe --json', or "
+            "text such as 'shop/orders[0:120, 1:80]'"
         ) from error

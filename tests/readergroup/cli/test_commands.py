@@ -379,15 +379,19 @@ def test_a_group_of_other_streams_is_refused(orders: Cli) -> None:
     )
 
 
-def test_a_group_that_reading_creates_is_told_on_a_terminal(orders: Cli) -> None:
+def test_a_group_that_reading_creates_is_told(orders: Cli) -> None:
     orders.ok("write", "shop/orders", input="one\n")
-    told = "there was no group gruop; it was created, and reads shop/orders from its beginning"
+    told = "there was no group gruop; it was created, and reads shop/orders from its head"
+    assert orders("read", "shop/orders", "--group", "gruop", "--limit", "0").stderr == f"readergroup: {told}\n"
+    orders.ok("group", "delete", "gruop", "--yes")
     exit_code, shown = orders.on_terminal("read", "shop/orders", "--group", "gruop")
     assert exit_code == 0 and told in " ".join(shown.split()) and "\none" in shown
     assert told not in orders.on_terminal("read", "shop/orders", "--group", "gruop")[1]
 
 
 def test_a_reader_has_the_id_that_it_is_given(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    assert "letters, digits" in orders.fails(1, "read", "shop/orders", "--group", "g", "--reader", "r!")
     process = orders.process("read", "shop/orders", "--group", "g", "--follow", "--reader", "me")
     try:
         until(lambda: list(group_state(orders)["readers"]) == ["me"])
@@ -398,6 +402,7 @@ def test_a_reader_has_the_id_that_it_is_given(orders: Cli) -> None:
 
 
 def test_following_hears_what_is_written_later_and_ctrl_c_commits_what_was_printed(orders: Cli) -> None:
+    orders.ok("group", "create", "g", "--stream", "shop/orders")
     process = orders.process("read", "shop/orders", "--group", "g", "--follow")
     assert process.stdout is not None
     orders.ok("write", "shop/orders", input="one\n")
@@ -415,6 +420,7 @@ def test_following_hears_what_is_written_later_and_ctrl_c_commits_what_was_print
 
 
 def test_a_closed_pipe_ends_reading_without_a_word_and_loses_nothing(orders: Cli) -> None:
+    orders.ok("group", "create", "g", "--stream", "shop/orders")
     lines = [f"{n} {'x' * 1000}" for n in range(2000)]
     orders.ok("write", "shop/orders", input="".join(line + "\n" for line in lines))
     process = orders.process("read", "shop/orders", "--group", "g")
@@ -445,6 +451,7 @@ def test_a_closed_pipe_ends_reading_without_a_word_and_loses_nothing(orders: Cli
 def test_input_and_output_that_do_not_work_are_told_on_one_line_and_lose_nothing(
     orders: Cli, command: str, said: str
 ) -> None:
+    orders.ok("group", "create", "g", "--stream", "shop/orders")
     orders.ok("write", "shop/orders", input="one\n")
     process = orders.shell(command)
     assert (process.returncode, process.stdout, process.stderr) == (1, "", f"readergroup: {said}\n" if said else "")
@@ -527,7 +534,8 @@ def test_a_group_is_reset_to_a_checkpoint_a_time_a_cut_and_its_head(orders: Cli)
 def test_where_a_group_cannot_be_reset_to_is_said(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
     assert "its checkpoints: none" in orders.fails(2, "group", "reset", "g", "--to", "nightly", "--yes")
-    assert "neither a checkpoint nor cuts" in orders.fails(2, "group", "reset", "g", "--to", '{"a": 1}', "--yes")
+    told = orders.fails(2, "group", "reset", "g", "--to", json.dumps(group_state(orders)), "--yes")
+    assert "neither a checkpoint nor cuts" in told and "stream_cuts of 'group describe --json'" in told
     told = orders.fails(2, "group", "reset", "g", "--to", "2026-01-01", "--yes")
     assert "--to '2026-01-01' needs a timezone, such as 2026-01-01T00:00:00+00:00" in told
     for wrong in ("noon", "999999999d", "999999999w"):
@@ -538,6 +546,11 @@ def test_who_blocks_a_checkpoint_is_named(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
     with rg.connect(orders.url) as client, client.groups.get("g").reader("r1"):
         assert "readers='r1'" in orders.fails(1, "group", "checkpoint", "g", "nightly", "--timeout", "0.2")
+
+
+def test_the_help_lists_what_creates_a_group_first(cli: Cli) -> None:
+    shown = cli.ok("group", "--help")
+    assert shown.index("Create a reader group") < shown.index("Delete a group")
 
 
 def test_a_deleted_group_is_gone(orders: Cli) -> None:
@@ -765,8 +778,8 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("stream scale shop/orders --ranges 0..1", "ranges must be written like"),
         ("stream scale shop/orders --split x", "segments must be written like"),
         ("stream scale shop/orders --split -1", "segments must be written like"),
-        ("stream truncate shop/orders nonsense", "this is not a cut; use JSON"),
-        ("stream truncate shop/orders {}", "this is not a cut; use JSON"),
+        ("stream truncate shop/orders nonsense", "this is not a cut; use the value of head or tail of"),
+        ("stream truncate shop/orders {}", "stream in stream_cuts of 'group describe --json'"),
         ("read shop/orders", "use either --group NAME, or --from and --to"),
         ("read shop/orders --group g --limit -1", "must not be negative"),
         ("read shop/orders --group g --limit x", "valid integer"),
@@ -796,7 +809,6 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(orders: Cli, command: 
         ("write shop/orders /", "Is a directory: /"),
         ("read shop/nothing --group g", "no stream of this name"),
         ("read shop/orders --group g!", "letters, digits"),
-        ("read shop/orders --group g --reader r!", "letters, digits"),
         ("group describe nobody", "no reader group of this name"),
         ("group lag nobody", "no reader group of this name"),
         ("group delete nobody", "no reader group of this name"),

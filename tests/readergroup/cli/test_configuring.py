@@ -68,6 +68,7 @@ def test_a_wrong_setting_is_refused(orders: Cli) -> None:
     orders.ok("group", "create", "billing", "--stream", "shop/orders")
     assert "FIELD=VALUE" in orders.fails(2, "group", "configure", "billing", "retention")
     assert "'timeout' is no field" in orders.fails(2, "group", "configure", "billing", "timeout=5")
+    assert "mean 'reader_timeout_seconds'?" in orders.fails(2, "group", "configure", "billing", "reader_timeout=5")
     assert "'streams' is no field" in orders.fails(2, "group", "configure", "billing", "streams=x")
     assert "greater than 0" in orders.fails(1, "group", "configure", "billing", "reader_timeout_seconds=-1")
     assert "'readergroup group create'" in orders.fails(1, "group", "configure", "typo", "retention=MANUAL")

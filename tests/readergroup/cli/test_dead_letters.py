@@ -55,6 +55,25 @@ def test_letters_are_listed_with_their_errors_and_counted(letters: Letters) -> N
     )
 
 
+def test_only_the_first_line_of_an_error_is_listed(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    with rg.connect(cli.url) as client:
+        for stream in ("shop/orders", "shop/dead"):
+            client.streams.create(stream)
+        with client.writer("shop/orders") as writer:
+            writer.write(b"{}")
+        client.streams.seal("shop/orders")
+
+        def refuse(event: rg.Event[bytes]) -> None:
+            raise ValueError("2 fields are wrong\nid: missing\namount: missing")
+
+        retry = rg.RetryPolicy(attempts=1, dead_letters="shop/dead")
+        client.groups.create("billing", streams=["shop/orders"]).pool(refuse, retry=retry).run()
+    listed = cli.ok("dead-letters", "list", "shop/dead")
+    assert "2 fields are wrong ..." in listed and "missing" not in listed
+    assert "amount: missing" in cli.ok("dead-letters", "show", "shop/dead", "0:0")
+
+
 def test_a_letter_is_shown_and_replayed_by_its_name(letters: Letters) -> None:
     first, second, *_ = map(json.loads, letters.ok("dead-letters", "list", DEAD, "--json").splitlines())
     name = "0:0"
