@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Final
@@ -131,9 +132,18 @@ def run() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # half of a surrogate pair, in a key, is no valid text
     handler = logging.StreamHandler()
+    words = [*_words_in(sys.argv[1:])]
     handler.setFormatter(_Words("readergroup: %(message)s"))
+    handler.addFilter(partial(_is_of_use, words))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    app_with(*_words_in(sys.argv[1:]))()
+    app_with(*words)()
+
+
+def _is_of_use(words: Sequence[str], record: logging.LogRecord) -> bool:
+    """Whether to print a record: how durable NATS is only where a store is made or checked."""
+    if record.name == "asyncio" and "eof_received" in str(record.msg):
+        return False  # asyncio says it of each TLS connection that nats-py closes
+    return "sync_interval" not in str(record.msg) or not {"create", "doctor"}.isdisjoint(words[:2])
 
 
 def _words_in(arguments: Sequence[str]) -> Iterator[str]:

@@ -197,7 +197,7 @@ def _group(client: rg.Client, stream: str, name: str) -> rg.ReaderGroup:
         group = client.groups.get(name)
     except rg.NotFoundError:
         group = client.groups.create(name, streams=[stream])
-        warn(f"there was no group {name}; it was created, and reads {stream} from its head")  # it may be a slip
+        warn(f"there was no group {name}; it was created, and reads {stream} from its head")
         return group
     if group.config.streams != (stream,):
         streams = ", ".join(group.config.streams)

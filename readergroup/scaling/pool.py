@@ -402,7 +402,8 @@ class ReaderPool(Generic[T]):
         except StoreUnavailableError:
             self._workers.remove(worker)
             raise
-        self._logger.info("worker %s of %s starts", worker.reader_id, self._group.name, extra=_of(worker))
+        place = "" if worker.pid == os.getpid() else f" as process {worker.pid}"
+        self._logger.info("worker %s of %s starts%s", worker.reader_id, self._group.name, place, extra=_of(worker))
 
     def _new_worker(self) -> PoolWorker:
         reader_id = new_reader_id()

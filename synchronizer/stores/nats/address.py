@@ -186,9 +186,9 @@ def _tls(options: Mapping[str, str]) -> ssl.SSLContext | None:
     if "tls_key" in options and "tls_cert" not in options:
         raise InvalidArgumentError("tls_key needs its certificate; add tls_cert")
     try:
-        context = ssl.create_default_context(cafile=options.get("tls_ca"))
-        if "tls_cert" in options:
-            context.load_cert_chain(options["tls_cert"], options.get("tls_key"))
+        context = ssl.create_default_context(cafile=_file(options, "tls_ca"))
+        if certificate := _file(options, "tls_cert"):
+            context.load_cert_chain(certificate, _file(options, "tls_key"))
     except (OSError, ssl.SSLError) as error:
         raise InvalidArgumentError(
             "the files of the TLS options cannot be loaded; correct tls_ca, tls_cert and tls_key", error=str(error)

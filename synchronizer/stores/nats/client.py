@@ -38,13 +38,17 @@ class Sendable(NamedTuple):
     frame: bytes
 
 
+class NoTlsError(nats.errors.Error):
+    """The server does not require TLS, and the address does."""
+
+
 class DemandingClient(Client):
     """Requires TLS if the address asks for it. nats-py alone uses TLS only if the server requires it."""
 
     def _connect_command(self) -> bytes:
         """Return the first command to a server, at each connect. Raising here ends the connection."""
         if "tls" in self.options and not self._server_info.get("tls_required"):
-            raise nats.errors.Error("the address requires TLS, but the server does not")
+            raise NoTlsError("the address requires TLS, but the server does not")
         command: bytes = super()._connect_command()
         return command
 

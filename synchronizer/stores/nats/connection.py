@@ -28,7 +28,7 @@ from synchronizer.threads.flag import Flag
 
 from . import loop as nats_loop
 from .address import NatsAddress
-from .client import PublicClient, Sendable, new_client
+from .client import NoTlsError, PublicClient, Sendable, new_client
 from .frames import Answer, Headers, Outgoing, framed
 from .rights import right_for, rights_of
 
@@ -115,6 +115,7 @@ class NatsConnection:
         self._refusal: ReaderGroupError | None = None
         self._last_error: Exception | None = None
         self._is_login_refused = False
+        self._tls_failure: Exception | None = None
         self._inbox = f"{address.inbox_prefix}.{uuid.uuid4().hex}.".encode()
         self._numbers = itertools.count()
         self._listeners: dict[str, Callable[[Headers], None]] = {}
@@ -375,6 +376,12 @@ class NatsConnection:
                 " or 'nkey'",
                 url=self._address.url,
             )
+        if self._tls_failure is not None:
+            return StoreUnavailableError(
+                "the TLS handshake with the NATS servers failed; check tls_ca and tls_hostname of the address",
+                url=self._address.url,
+                last_error=_text(self._tls_failure),
+            )
         return self.unavailable("no connection; check the hosts and ports of the address")
 
     async def _connect(self) -> None:
@@ -494,6 +501,8 @@ class NatsConnection:
         self._last_error = error
         # Some attempts report only the end of the connection, which comes right after the refusal: remember it.
         self._is_login_refused |= "authorization" in str(error).lower()
+        if isinstance(error, (ssl.SSLError, NoTlsError)):
+            self._tls_failure = error
         _logger.debug("NATS: %r", error)
         if violation := _VIOLATION.search(str(error).lower()):
             self._on_violation(violation[1], violation[2])

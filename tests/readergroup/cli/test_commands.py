@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fcntl
 import json
+import logging
 import os
 import pty
 import re
@@ -25,7 +26,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import readergroup as rg
-from readergroup.cli.app import _words_in, app_with
+from readergroup.cli.app import _is_of_use, _words_in, app_with
 from readergroup.cli.escaping import printable
 from readergroup.cli.session import one_line
 from readergroup.group.model.updates import CreateCheckpoint
@@ -894,6 +895,21 @@ def test_on_servers_the_first_stream_makes_the_store(cli: Cli, postgres_url: str
         cli.ok("--url", url, "stream", "create", "shop/orders")
         cli.ok("--url", url, "write", "shop/orders", input="one\n")
         assert cli.ok("--url", url, "read", "shop/orders", "--group", "g") == "one\n"
+
+
+def test_how_durable_nats_is_and_what_asyncio_says_of_tls_are_no_part_of_a_commands_output(
+    cli: Cli, nats_url: str
+) -> None:
+    cli.url = nats_url
+    for command, is_told in ((("stream", "create", "shop/orders"), True), (("stream", "list"), False)):
+        process = cli.process(*command)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0 and ("sync_interval" in said) == is_told, said
+    of_tls = logging.makeLogRecord(
+        {"name": "asyncio", "msg": "returning true from eof_received() has no effect when using ssl"}
+    )
+    assert not _is_of_use(["stream", "create"], of_tls)
+    assert _is_of_use(["stream", "list"], logging.makeLogRecord({"name": "asyncio", "msg": "a task was destroyed"}))
 
 
 def test_while_the_server_is_away_commands_say_so_in_lines_and_can_be_ended(cli: Cli) -> None:

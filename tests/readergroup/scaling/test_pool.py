@@ -338,13 +338,17 @@ def test_a_pool_by_policy_grows_with_its_lag_and_shrinks_when_it_is_calm(
     assert sorted(diary.texts) == texts(100)
 
 
-def test_the_workers_can_be_looked_at_while_they_live_and_after(group: rg.ReaderGroup, diary: Diary) -> None:
+def test_the_workers_can_be_looked_at_while_they_live_and_after(
+    group: rg.ReaderGroup, diary: Diary, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "readergroup")
     pool = group.pool(Note(diary), readers=2, workers="process")
     running = InThread(pool.run)
     until(lambda: len(group.online_readers()) == 2)
     seen = pool.workers
     assert sorted(worker.reader_id for worker in seen) == group.online_readers()
     assert all(worker.alive and is_running(worker.pid) for worker in seen)
+    assert all(f"{worker.reader_id} of {group.name} starts as process {worker.pid}" in caplog.text for worker in seen)
     pool.stop()
     running.join()
     assert pool.workers == ()

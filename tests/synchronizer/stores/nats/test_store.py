@@ -740,10 +740,17 @@ def test_tls_is_spoken_and_demanded(tmp_path: Path) -> None:
         url = server.url.replace("//", "//me:secret@")
         with open_store(f"{url}?tls_ca={certificate}") as store:
             assert store.create("s")
-        with pytest.raises(ReaderGroupError):  # the certificate is not trusted
+        failed = "TLS handshake .* failed; check tls_ca and tls_hostname"
+        with pytest.raises(StoreUnavailableError, match=f"{failed}.*CERTIFICATE_VERIFY_FAILED"):
             open_store(f"{url}?tls=require&timeout_seconds=1")
+        with pytest.raises(StoreUnavailableError, match=f"{failed}.*ostname mismatch"):
+            open_store(f"{url}?tls_ca={certificate}&tls_hostname=other.example&timeout_seconds=1")
+        with pytest.raises(StoreUnavailableError, match="refuse the credentials"):
+            open_store(f"{url.replace('secret', 'wrong')}?tls_ca={certificate}&timeout_seconds=1")
+        with pytest.raises(InvalidArgumentError, match=r"'tls_ca' cannot be read.*/nofile"):
+            open_store(f"{url}?tls_ca=/nofile")
     plain = ["authorization { user: me, password: secret }"]
-    with NatsServer(settings=plain) as server, pytest.raises(ReaderGroupError):
+    with NatsServer(settings=plain) as server, pytest.raises(StoreUnavailableError, match=f"{failed}.*requires TLS"):
         open_store(server.url.replace("//", "//me:secret@") + "?tls=require&timeout_seconds=1")
 
 
