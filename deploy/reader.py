@@ -1,12 +1,10 @@
-"""A reader as a service: it reads a group until SIGTERM, then gives its segments back and ends.
+"""A reader as a service: it handles the events of a group until SIGTERM, then gives its segments back and ends.
 
-The environment says which: READERGROUP_URL, READERGROUP_GROUP, and READERGROUP_STREAMS with spaces between them. Put
-your own work into `handle`.
+The environment says which: READERGROUP_URL, READERGROUP_GROUP, READERGROUP_STREAMS with spaces between them, and
+READERGROUP_DEAD_LETTERS, the stream of the events that fail in all attempts. Put your own work into `handle`.
 """
 
 import os
-import signal
-import socket
 from typing import Any
 
 import readergroup as rg
@@ -18,14 +16,10 @@ def handle(event: rg.Event[Any]) -> None:
 
 def main() -> None:
     with rg.connect() as client:
-        # Whoever is first makes the group. Its streams must be there.
+        # The first process creates the group. The streams must exist.
         group = client.groups.create(os.environ["READERGROUP_GROUP"], streams=os.environ["READERGROUP_STREAMS"].split())
-        # The name of the pod. A container that is restarted in it takes its segments over at once.
-        reader = group.reader(socket.gethostname(), serializer=rg.JsonSerializer())
-        signal.signal(signal.SIGTERM, lambda *_: reader.stop())
-        with reader:
-            for event in reader:
-                handle(event)
+        retry = rg.RetryPolicy(dead_letters=os.environ["READERGROUP_DEAD_LETTERS"])
+        group.pool(handle, serializer=rg.JsonSerializer(), retry=retry).run()  # after SIGTERM it drains, for up to 25 s
 
 
 if __name__ == "__main__":

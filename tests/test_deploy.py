@@ -41,6 +41,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 
 DEPLOY = ROOT / "deploy"
 STREAM = "shop/orders"
+DEAD = "shop/orders-dead"
 GROUP = "billing"
 LONG = PATIENCE_SECONDS
 
@@ -59,6 +60,7 @@ def running(script: Path | str, *arguments: str, url: str, **more: str) -> Itera
         "READERGROUP_URL": url,
         "READERGROUP_GROUP": GROUP,
         "READERGROUP_STREAMS": STREAM,
+        "READERGROUP_DEAD_LETTERS": DEAD,
         **more,
     }
     process = subprocess.Popen(
@@ -71,17 +73,20 @@ def running(script: Path | str, *arguments: str, url: str, **more: str) -> Itera
         process.communicate()
 
 
-def test_the_reader_reads_and_leaves_the_group_when_it_is_asked_to_end(tmp_path: Path) -> None:
+def test_the_reader_sets_aside_what_is_no_json_and_leaves_the_group_when_it_is_asked_to_end(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     with rg.connect(url) as client:
-        client.streams.create(STREAM)
-        with client.writer(STREAM, serializer=rg.JsonSerializer()) as writer:
-            writer.write({"order": 1})
+        for stream in (STREAM, DEAD):
+            client.streams.create(stream)
+        with client.writer(STREAM) as writer:
+            writer.write_many([b"no JSON", b'{"order": 1}'])
         with running(DEPLOY / "reader.py", url=url) as reader:
             assert reader.stdout
             assert reader.stdout.readline().endswith("{'order': 1}\n")
+            (letter,) = client.dead_letters(DEAD).list()
+            assert letter.letter.data == b"no JSON"
             group = client.groups.get(GROUP)
-            assert group.online_readers() == [socket.gethostname()]
+            assert [each.startswith(socket.gethostname()) for each in group.online_readers()] == [True]
             reader.send_signal(signal.SIGTERM)
             _, errors = reader.communicate(timeout=LONG)
             assert reader.returncode == 0, errors
