@@ -31,6 +31,7 @@ from readergroup.cli.escaping import printable
 from readergroup.cli.session import one_line
 from readergroup.group.model.updates import CreateCheckpoint
 from tests.command import app
+from tests.places import DOCS
 from tests.servers.nats import NatsServer, nats_server_binary
 from tests.servers.unavailable import ServerUnavailable
 from tests.waiting import PATIENCE_SECONDS, until
@@ -530,6 +531,26 @@ def test_a_group_is_reset_to_a_checkpoint_a_time_a_cut_and_its_head(orders: Cli)
         assert orders.ok("group", "reset", "g", "--to", place, "--yes").startswith("g: continues at shop/orders[0:")
         read = orders.ok("read", "shop/orders", "--group", "g")
         assert sorted(read.splitlines()) == sorted(expected.splitlines()), place
+
+
+def test_the_printed_pipelines_truncate_and_reset_at_what_a_group_has_read(orders: Cli) -> None:
+    orders.ok("write", "shop/orders", input="one\n")
+    for group in ("billing", "totals"):
+        orders.ok("read", "shop/orders", "--group", group)
+    orders.ok("write", "shop/orders", input="two\n")
+    _run_printed("checkpoints.md", "reset", orders)
+    assert orders.ok("read", "shop/orders", "--group", "sums") == "two\n"
+    _run_printed("delete.md", "truncate", orders)
+    assert orders.ok("read", "shop/orders", "--group", "new") == "two\n"
+
+
+def _run_printed(page: str, name: str, cli: Cli) -> None:
+    text = (DOCS / "howto" / page).read_text()
+    found = re.search(rf"^<!-- run: {name} -->\n```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert found
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "-eu", "-o", "pipefail", "-c", found[1]]
+    subprocess.run(command, env={**cli.environment, "PATH": path}, check=True, timeout=PATIENCE_SECONDS)
 
 
 def test_where_a_group_cannot_be_reset_to_is_said(orders: Cli) -> None:
