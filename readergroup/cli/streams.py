@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -178,11 +179,19 @@ def list_streams(
         typer.Argument(metavar="SCOPE", help="Show only the streams of this scope. Default: all.", show_default=False),
     ] = None,
     tag: Tags = None,
+    with_size: Annotated[
+        bool, typer.Option("--size", help="Show how much data the store keeps of each, and begin with the largest.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the streams."""
     tags = _tags(tag)
     with session(context).connect() as client:
+        if with_size:
+            if as_json:
+                raise WrongUsage("--json has the head and the tail of each stream, and no size; leave out --size")
+            _list_by_size(client, list(client.streams.states(scope, tag=tags)))
+            return
         if as_json:
             print_json(list(client.streams.describe_all(scope, tag=tags)))
             return
@@ -192,6 +201,21 @@ def list_streams(
         ]
     if rows:
         say(Table("stream", "segments", "epoch", "is", numbers=("segments", "epoch"), rows=rows))
+    else:
+        say("There are no streams.")
+
+
+def _list_by_size(client: rg.Client, states: Sequence[StreamState]) -> None:
+    segments = {state.name: [state.data_segment(number) for number in state.segments] for state in states}
+    found = client.store.infos([segment for each in segments.values() for segment in each])
+    sizes = {
+        stream: sum(found[segment].length - found[segment].start_offset for segment in each if segment in found)
+        for stream, each in segments.items()
+    }
+    rows = [(stream, size(kept)) for stream, kept in sorted(sizes.items(), key=lambda each: (-each[1], each[0]))]
+    if rows:
+        say(Table("stream", "size", numbers=("size",), rows=rows))
+        say(f"\nThey hold {size(sum(sizes.values()))}, without what states, groups and the store itself need.")
     else:
         say("There are no streams.")
 

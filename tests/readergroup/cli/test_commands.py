@@ -199,6 +199,17 @@ def test_the_watermark_and_event_times_are_shown(cli: Cli) -> None:
     assert read["event_time"] == "2026-01-01T00:00:00+00:00"
 
 
+def test_streams_are_listed_by_what_they_hold(orders: Cli) -> None:
+    orders.ok("stream", "create", "shop/clicks")
+    orders.ok("write", "shop/clicks", input="one\n" * 1000)
+    lines = orders.ok("stream", "list", "--size").splitlines()
+    largest, other = (line.split() for line in lines if line.startswith("shop/"))
+    assert (largest[0], other[:2]) == ("shop/clicks", ["shop/orders", "0"])
+    orders.ok("stream", "truncate", "--yes", "shop/clicks", "tail")
+    assert "They hold 0 bytes" in orders.ok("stream", "list", "--size")
+    assert "has the head and the tail" in orders.fails(2, "stream", "list", "--size", "--json")
+
+
 def test_a_stream_is_split_merged_and_sealed(orders: Cli) -> None:
     assert "(2, 3, 1), epoch 1" in orders.ok("stream", "scale", "shop/orders", "--split", "0")
     assert "(2, 4), epoch 2" in orders.ok("stream", "scale", "shop/orders", "--merge", "3,1")
