@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  pyarrow loads it late, which fails while the process ends
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from readergroup.errors import EventTooLargeError
@@ -30,6 +30,12 @@ T = TypeVar("T")
 PIECE_BYTES: Final = 8 * 1024 * 1024
 _WINDOW: Final = 65_536
 _HEADERS: Final = pyarrow.map_(pyarrow.string(), pyarrow.binary())
+#: The types of text, each with the type of bytes that has the same layout.
+_VIEWS: Final = (
+    (pyarrow.string(), pyarrow.binary()),
+    (pyarrow.large_string(), pyarrow.large_binary()),
+    (pyarrow.string_view(), pyarrow.binary_view()),
+)
 
 
 # ---------------------------------------------------------------------- lists
@@ -84,9 +90,10 @@ def pieces_of_table(
 ) -> Iterator[PackedRows]:
     """Check the columns of the table with these names, and return an iterator over pieces of its rows, in order."""
     found = _as_table(table)
-    events = _column(found, data, "data")
+    events = _as_bytes(_column(found, data, "data"))
     keys = None if routing_key is None else _column(found, routing_key, "routing_key")
     maps = None if headers is None else _column(found, headers, "headers")
+    _check_valid(events, data)
     if nulls := sum(map(_nulls, events.chunks)):
         raise InvalidArgumentError("an event is null; remove such rows from the table", column=data, nulls=nulls)
     events = _checked_type(events, data, "data", binary=True)
@@ -149,6 +156,18 @@ def _column(table: pyarrow.Table, name: str, argument: str) -> pyarrow.ChunkedAr
     return table[name]
 
 
+def _as_bytes(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Return a view of a column of text as bytes, and any other column as it is: events of text need not be decoded."""
+    is_dictionary = types.is_dictionary(column.type)
+    found = column.type.value_type if is_dictionary else column.type
+    kind = next((kind for text, kind in _VIEWS if found == text), None)
+    if kind is None:
+        return column
+    if not is_dictionary:
+        return pyarrow.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+    return _with_values(column, kind, lambda values: values.view(kind))
+
+
 def _nulls(chunk: pyarrow.Array) -> int:
     """Return how many values are null; the null of a dictionary is not in its ``null_count``."""
     if not types.is_dictionary(chunk.type) or not chunk.dictionary.null_count:
@@ -178,13 +197,23 @@ def _without_views(column: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyar
     """Return the column with values of another type than a view, which few functions take."""
     if not types.is_dictionary(column.type):
         return column.cast(kind)
-    chunks = [pyarrow.DictionaryArray.from_arrays(each.indices, each.dictionary.cast(kind)) for each in column.chunks]
+    return _with_values(column, kind, lambda values: values.cast(kind))
+
+
+def _with_values(
+    column: pyarrow.ChunkedArray, kind: pyarrow.DataType, convert: Callable[[pyarrow.Array], pyarrow.Array]
+) -> pyarrow.ChunkedArray:
+    """Return the column of dictionaries with their values converted."""
+    chunks = [
+        pyarrow.DictionaryArray.from_arrays(each.indices, convert(each.dictionary), safe=False)  # may be damaged
+        for each in column.chunks
+    ]
     return pyarrow.chunked_array(chunks, pyarrow.dictionary(column.type.index_type, kind))
 
 
 def _checked_keys(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedArray:
-    column = _checked_type(column, name, "routing_key", binary=False)
     _check_valid(column, name)
+    column = _checked_type(column, name, "routing_key", binary=False)
     for chunk in column.chunks:
         keys = chunk.dictionary.take(chunk.indices.unique()) if types.is_dictionary(chunk.type) else chunk
         longest = pyarrow.compute.max(pyarrow.compute.utf8_length(keys)).as_py() or 0
@@ -196,13 +225,13 @@ def _checked_keys(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedArr
 
 
 def _checked_headers(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedArray:
+    _check_valid(column, name)
     try:
         column = column.cast(_HEADERS)
     except pyarrow.ArrowException as error:
         raise InvalidArgumentError(
             "the column of headers must hold maps of text to bytes; cast it", column=name, type=str(column.type)
         ) from error
-    _check_valid(column, name)
     if any(map(_has_null_entries, column.chunks)):
         raise InvalidArgumentError("the name or the value of a header is null; leave it out", column=name)
     return column
@@ -216,6 +245,7 @@ def _has_null_entries(maps: pyarrow.MapArray) -> bool:
 
 
 def _check_valid(column: pyarrow.ChunkedArray, name: str) -> None:
+    """Refuse damaged values before any other function of Arrow, which would read memory outside the column."""
     try:
         column.validate(full=True)
     except pyarrow.ArrowException as error:

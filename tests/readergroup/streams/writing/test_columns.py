@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import sys
 import threading
 from collections import defaultdict
@@ -425,6 +426,70 @@ GOOD: Final = pyarrow.table({"payload": [b"1", b"2"], "customer": ["a", "b"], "n
 DAMAGED: Final = pyarrow.Array.from_buffers(
     pyarrow.string(), 1, [None, pyarrow.array([0, 2], pyarrow.int32()).buffers()[1], pyarrow.py_buffer(b"\xff\xfe")]
 )
+
+
+def with_offsets(kind: pyarrow.DataType, *offsets: int) -> pyarrow.Array:
+    """Return a column of 8 bytes of data with these offsets, right or wrong, as a damaged file has them."""
+    width = pyarrow.int64() if "large" in str(kind) else pyarrow.int32()
+    buffers = [None, pyarrow.array(offsets, width).buffers()[1], pyarrow.py_buffer(b"abcdefgh")]
+    return pyarrow.Array.from_buffers(kind, len(offsets) - 1, buffers)
+
+
+def with_wrong_view(kind: pyarrow.DataType) -> pyarrow.Array:
+    """Return a column with one value of 40 bytes, of which the column has only 8."""
+    view = struct.pack("<i4sii", 40, b"abcd", 0, 0)
+    return pyarrow.Array.from_buffers(kind, 1, [None, pyarrow.py_buffer(view), pyarrow.py_buffer(b"abcdefgh")])
+
+
+def with_wrong_index(values: pyarrow.Array, index: int) -> pyarrow.Array:
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, index], pyarrow.int8()), values, safe=False)
+
+
+DAMAGED_DATA: Final = {
+    "outside": with_offsets(pyarrow.binary(), 0, 1_000_000, 8),
+    "backwards": with_offsets(pyarrow.binary(), 0, 8, 4),
+    "negative": with_offsets(pyarrow.binary(), 0, -4, 4),
+    "large": with_offsets(pyarrow.large_binary(), 0, 1_000_000, 8),
+    "text": with_offsets(pyarrow.string(), 0, 1_000_000, 8),
+    "large text": with_offsets(pyarrow.large_string(), 0, 8, 4),
+    "view": with_wrong_view(pyarrow.binary_view()),
+    "text view": with_wrong_view(pyarrow.string_view()),
+    "index too high": with_wrong_index(pyarrow.array([b"x"]), 7),
+    "index below 0": with_wrong_index(pyarrow.array(["x"]), -3),
+    "index of views": with_wrong_index(pyarrow.array([b"x"], pyarrow.binary_view()), 7),
+    "index beside null": with_wrong_index(pyarrow.array([b"x", None]), 7),
+    "dictionary": with_wrong_index(with_offsets(pyarrow.string(), 0, 8, 4), 1),
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED_DATA.values(), ids=DAMAGED_DATA)
+def test_damaged_events_are_refused_before_anything_is_written(client: rg.Client, damaged: pyarrow.Array) -> None:
+    good = pyarrow.array([b"x" * 1000] * 20_000).cast(damaged.type)  # enough for an earlier piece
+    table = pyarrow.table({"payload": pyarrow.chunked_array([good, damaged], damaged.type)})
+    with client.writer(STREAM) as writer, writer.transaction() as txn:
+        for each in (writer, txn):
+            with pytest.raises(rg.InvalidArgumentError, match=r"^the column has damaged values: column='payload'"):
+                each.write_arrow(table, data="payload")
+    assert events_of(client) == []
+
+
+def test_damaged_headers_and_keys_are_refused_before_anything_is_written(client: rg.Client) -> None:
+    maps = pyarrow.MapArray.from_arrays([0, 2], ["a", "b"], with_offsets(pyarrow.string(), 0, 1_000_000, 8))
+    keys = with_wrong_view(pyarrow.string_view())
+    table = pyarrow.table({"payload": [b"1"], "extra": maps, "customer": keys})
+    with client.writer(STREAM) as writer:
+        for other in ({"headers": "extra"}, {"routing_key": "customer"}):
+            with pytest.raises(rg.InvalidArgumentError, match="^the column has damaged values"):
+                writer.write_arrow(table, data="payload", **other)
+    assert events_of(client) == []
+
+
+def test_events_that_are_text_in_another_encoding_are_written(client: rg.Client) -> None:
+    columns = (DAMAGED, with_wrong_index(DAMAGED, 0))
+    with client.writer(STREAM) as writer:
+        for column in columns:
+            writer.write_arrow(pyarrow.table({"payload": column}), data="payload")
+    assert [event.data for event in events_of(client)] == [b"\xff\xfe"] * 3
 
 
 @pytest.mark.parametrize("one", ["order-1", b"1", bytearray(b"1"), memoryview(b"1"), {"id": 1, "total": 2}])
