@@ -53,6 +53,8 @@ class TimeHold:
     def __init__(self, notes: TimeNotes, earliest: int) -> None:
         self._notes = notes
         self.earliest = earliest
+        #: Whether the events may enter the stream without another call of the writer.
+        self.is_committing = False
 
     def check(self, event_time: datetime) -> None:
         """Refuse an event time before the one that the writer had noted when the transaction began."""
@@ -214,6 +216,8 @@ class TimeNotes:
     def end(self) -> None:
         """Store the last time; after that the writer counts no more. All events are stored."""
         with self._lock:
+            # A transaction whose commit has not begun can no longer be committed.
+            self._holds = {hold for hold in self._holds if hold.is_committing}
             time = self._time()
         if time == NO_TIME:
             return

@@ -263,7 +263,7 @@ class Transaction(Generic[T]):
             return
         if self._commit is None:
             self._check_open()
-            self._before_commit()
+            self._flush_before()
             parts = self._finish_part()
             self._commit = _Commit(self._streams, self.stream, self._key, 1, parts, is_only_one=True)
         try:
@@ -307,6 +307,15 @@ class Transaction(Generic[T]):
         if not was_committed:
             self._streams.finished_keys.add(state, self._key)
         return was_committed
+
+    def _flush_before(self) -> None:
+        """Store the earlier events of the writer, which a closed writer refuses."""
+        self._earliest.is_committing = True  # before it: the writer may be closed as soon as they are stored
+        try:
+            self._before_commit()
+        except BaseException:
+            self._earliest.is_committing = False
+            raise
 
     def _finish_part(self) -> Sequence[StagedPart]:
         try:

@@ -220,6 +220,54 @@ def test_a_note_waits_for_an_open_transaction(client: rg.Client) -> None:
         until(lambda: watermark(client) == at(10))
 
 
+@pytest.mark.parametrize("is_tried", [False, True])
+def test_a_closed_writer_waits_for_no_transaction_that_can_no_longer_be_committed(is_tried: bool) -> None:
+    store = FailingStore(open_store(f"memory://{uuid.uuid4()}"))
+    with rg.Client(store) as client:
+        client.streams.create(STREAM)
+        writer = client.writer(STREAM, timeout=0.2)
+        writer.note_time(at(1))
+        until(lambda: watermark(client) == at(1))
+        transaction = writer.transaction()
+        transaction.write(b"x", event_time=at(2))
+        writer.note_time(at(9))
+        if is_tried:
+            store.unavailable = True
+            writer.write(b"earlier", event_time=at(9))
+            with pytest.raises(rg.DeadlineExceededError, match="flush again"):
+                transaction.commit()
+            store.unavailable = False
+            writer.flush(timeout=60)
+        writer.close()
+        assert watermark(client) == at(9)
+        with pytest.raises(rg.ClosedError):
+            transaction.commit()
+
+
+def test_a_closed_writer_waits_for_a_commit_of_which_the_outcome_is_open() -> None:
+    store = FailingStore(open_store(f"memory://{uuid.uuid4()}"))
+    with rg.Client(store) as client:
+        client.streams.create(STREAM)
+        writer = client.writer(STREAM)
+        writer.note_time(at(1))
+        until(lambda: watermark(client) == at(1))
+        transaction = writer.transaction()
+        transaction.write(b"x", event_time=at(2))
+        writer.note_time(at(9))
+
+        def fail(operation: Operation) -> None:
+            if operation.verb == "append" and operation.segment == f"stream/{STREAM}":
+                raise rg.StoreUnavailableError("away")
+
+        store.before = fail
+        with pytest.raises(rg.ReaderGroupError):
+            transaction.commit(timeout=0)
+        store.before = None
+        writer.close()
+        assert watermark(client) == at(1)
+        transaction.commit()
+
+
 @pytest.mark.parametrize("how", ["unavailable", "requests are lost", "answers are lost"])
 def test_a_time_that_the_store_does_not_take_is_stored_later(how: str) -> None:
     store = FailingStore(open_store(f"memory://{uuid.uuid4()}"))
