@@ -83,6 +83,9 @@ def copy(
                 parts = copies.parts(state)
                 with _progress(client, parts, on_progress):
                     _copy_in_tasks(spark, address, parts)
+            if on_progress is not None:
+                total = sum(part.size for part in parts)
+                on_progress(total, total)
         return copies.publish(state)
 
 
@@ -117,8 +120,6 @@ def _progress(client: Client, parts: Sequence[CopyPart], tell: OnProgress | None
     finally:
         stop.set()
         thread.join()
-    total = sum(part.size for part in parts)
-    tell(total, total)
 
 
 def _follow(client: Client, parts: Sequence[CopyPart], tell: OnProgress, stop: threading.Event) -> None:

@@ -119,10 +119,12 @@ def _encoded(block: Block, end: int) -> Buffer:
 
 
 class CopyProgress:
-    """Counts the copied bytes, and reports them by one thread at a time."""
+    """Counts the copied bytes, and reports them by one thread at a time, until a report fails."""
 
     def __init__(self, total: int, tell: OnProgress | None) -> None:
         self.total = total
+        #: The error of the callback, after which the copy should stop. The caller raises it.
+        self.failure: BaseException | None = None
         self._copied = 0
         self._tell = tell
         self._lock = threading.Lock()
@@ -130,8 +132,12 @@ class CopyProgress:
     def advance(self, step: int) -> None:
         with self._lock:
             self._copied += step
-            if self._tell is not None:
+            if self._tell is None or self.failure is not None:
+                return
+            try:
                 self._tell(self._copied, self.total)
+            except BaseException as error:
+                self.failure = error
 
 
 def copy_by_events(
@@ -143,7 +149,7 @@ def copy_by_events(
     progress: CopyProgress,
     deadline: Deadline,
 ) -> None:
-    """Copy all parts through this process, ``threads`` parts at a time."""
+    """Copy all parts through this process, ``threads`` parts at a time. Return early if ``progress`` has failed."""
     stop = Flag()
 
     def copy(part: CopyPart) -> None:
@@ -151,7 +157,7 @@ def copy_by_events(
         for copied in copy_part(store, part, backoff):
             progress.advance(copied - before)
             before = copied
-            if stop.is_set():
+            if stop.is_set() or progress.failure is not None:
                 return
             if deadline.passed and copied < part.size:
                 raise DeadlineExceededError(
@@ -162,10 +168,11 @@ def copy_by_events(
         try:
             for done in as_completed([pool.submit(copy, part) for part in parts]):
                 done.result()
-        except BaseException:
+                if progress.failure is not None:
+                    break
+        finally:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def copy_by_segments(store: SegmentStore, parts: Sequence[CopyPart], backoff: Backoff) -> None:

@@ -85,6 +85,8 @@ class Copies:
                         progress=progress,
                         deadline=deadline,
                     )
+            if progress.failure is not None:  # of the caller, and no sign that data is gone
+                raise progress.failure
         return self.publish(state)
 
     # ------------------------------------------------------------------ beginning

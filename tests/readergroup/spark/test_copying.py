@@ -60,3 +60,16 @@ def test_data_that_is_gone_ends_the_copy_and_is_told(spark: SparkSession, client
         copy(spark, url, "shop/none", "archive/none")
     with pytest.raises(rg.UnsupportedError, match="memory"):
         copy(spark, "memory://", STREAM, TARGET)
+
+
+def test_an_error_of_the_callback_passes_as_it_is(spark: SparkSession, client: rg.Client, url: str) -> None:
+    client.streams.create(STREAM)
+    write(client, range(100))
+
+    def listen(copied: int, total: int) -> None:
+        raise rg.NotFoundError("the progress bar is gone")
+
+    with pytest.raises(rg.NotFoundError, match="^the progress bar is gone$"):
+        copy(spark, url, STREAM, TARGET, on_progress=listen)
+    copy(spark, url, STREAM, TARGET)
+    assert events(client, TARGET) == events(client, STREAM)

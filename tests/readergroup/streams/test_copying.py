@@ -676,14 +676,22 @@ def test_a_copy_that_takes_too_long_goes_on_with_the_next_call(client: rg.Client
     assert events(client, TARGET) == events(client, SOURCE)
 
 
-def test_an_error_of_who_listens_to_the_progress_ends_the_copy(client: rg.Client) -> None:
+@EITHER
+@pytest.mark.parametrize("error", [KeyError, rg.NotFoundError, rg.TruncatedError, rg.AlreadyExistsError])
+def test_an_error_of_the_callback_ends_the_copy_and_passes_as_it_is(
+    client: rg.Client, by: str, error: type[Exception]
+) -> None:
+    needs(client.store, by)
     scaled_source(client)
+    raised = error("the progress bar is gone")
 
     def listen(copied: int, total: int) -> None:
-        raise KeyError(total)
+        raise raised
 
-    with pytest.raises(KeyError):
-        client.streams.copy(SOURCE, TARGET, on_progress=listen)
+    with pytest.raises(error) as caught:
+        client.streams.copy(SOURCE, TARGET, by=by, threads=3, on_progress=listen)  # type: ignore[arg-type]
+    assert caught.value is raised
+    assert not client.streams.exists(TARGET)
     client.streams.copy(SOURCE, TARGET)
     assert events(client, TARGET) == events(client, SOURCE)
 
