@@ -182,6 +182,12 @@ def autoscaling(client: Client) -> None:
     until(lambda: told)
 
 
+def copying(client: Client) -> None:
+    writing(client)
+    target = repeated(lambda: client.streams.copy("shop/orders", "shop/archive", by="events", threads=2))
+    assert sum(1 for part in client.batch.segment_ranges(target.name) for _ in client.batch.read(part)) == 300
+
+
 SCENARIOS: list[Callable[[Client], None]] = [
     waiting,
     writing,
@@ -196,6 +202,7 @@ SCENARIOS: list[Callable[[Client], None]] = [
     recording,
     pooling,
     autoscaling,
+    copying,
 ]
 
 

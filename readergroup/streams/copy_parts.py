@@ -24,6 +24,7 @@ from synchronizer import (
 )
 from synchronizer.backoff import Backoff
 from synchronizer.compare_and_set import Cell
+from synchronizer.threads.background import starting
 from synchronizer.threads.flag import Flag
 
 from ..errors import CorruptDataError
@@ -166,7 +167,9 @@ def copy_by_events(
 
     with ThreadPoolExecutor(min(threads, len(parts)), thread_name_prefix="copying") as pool:
         try:
-            for done in as_completed([pool.submit(copy, part) for part in parts]):
+            with starting("copying"):
+                copies = [pool.submit(copy, part) for part in parts]
+            for done in as_completed(copies):
                 done.result()
                 if progress.failure is not None:
                     break
