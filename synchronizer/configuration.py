@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .errors import InvalidArgumentError, ReaderGroupError
+from .errors import InvalidArgumentError, ReaderGroupError, shown
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -65,11 +65,11 @@ def _reason(known: Collection[str], found: ErrorDetails) -> str:
     shows_value = isinstance(found.get("ctx", {}).get("error"), ReaderGroupError)  # as a fact
     if not place or shows_value or kind in ("missing", "extra_forbidden"):
         return reason
-    return f"{reason}, not {_shown(found['input']):.100}"
+    return f"{reason}, not {_value_of(found['input']):.100}"
 
 
-def _shown(value: object) -> str:
-    return str(value) if isinstance(value, timedelta) else repr(value)
+def _value_of(value: object) -> str:
+    return str(value) if isinstance(value, timedelta) else shown(value)
 
 
 def _in_our_words(kind: str, message: str) -> str:

@@ -23,14 +23,22 @@ class ReaderGroupError(Exception):
     def __str__(self) -> str:
         if not self.facts:
             return self.message
-        return f"{self.message}: " + " ".join(f"{key}={value!r}" for key, value in self.facts.items())
+        return f"{self.message}: " + " ".join(f"{key}={shown(value)}" for key, value in self.facts.items())
 
     def __repr__(self) -> str:
-        facts = "".join(f", {key}={value!r}" for key, value in self.facts.items())
+        facts = "".join(f", {key}={shown(value)}" for key, value in self.facts.items())
         return f"{type(self).__name__}({self.message!r}{facts})"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.facts)
+
+
+def shown(value: object) -> str:
+    """Return a value as errors print it. It raises nothing, unlike a `repr`: an error would hide the first one."""
+    try:
+        return repr(value)
+    except Exception:  # an int of too many digits, or a type of the caller
+        return f"<unprintable {type(value).__name__}>"
 
 
 def _rebuild(kind: type[ReaderGroupError], message: str, facts: dict[str, object]) -> ReaderGroupError:

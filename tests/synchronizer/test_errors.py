@@ -18,6 +18,21 @@ ERRORS = sorted(
 )
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("value", [-(10**5000), Unprintable(), [Unprintable()]], ids=["int", "object", "list"])
+def test_an_error_is_printed_if_one_of_its_facts_cannot_be(value: object) -> None:
+    error = rg.InvalidArgumentError("too large", value=value, limit=7)
+    shown = f"<unprintable {type(value).__name__}>"
+    assert str(error) == f"too large: value={shown} limit=7"
+    assert repr(error) == f"InvalidArgumentError('too large', value={shown}, limit=7)"
+    with pytest.raises(rg.InvalidArgumentError, match=f"attempts: .*, not {shown}$"):
+        rg.RetryPolicy(attempts=value)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ERRORS)
 def test_errors_keep_their_facts_in_each_form(kind: type[rg.ReaderGroupError]) -> None:
     error = kind("the place is gone", start_offset=7, name="shop/orders")
