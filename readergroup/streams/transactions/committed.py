@@ -7,6 +7,7 @@ of the key. So a part is committed once or never, and parts of an earlier genera
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from synchronizer import InvalidArgumentError, Map, NotFoundError
@@ -87,6 +88,11 @@ class StreamTransactions(FrozenModel):
 def part_name(at: float, chance: str) -> str:
     """Return the name of a part that is begun now. Names sort by time."""
     return f"{int(at):0{_TIME_DIGITS}x}{chance}"
+
+
+def is_part_name(name: object) -> bool:
+    """Return whether `part_name` may have returned this name."""
+    return isinstance(name, str) and re.fullmatch(f"[0-9a-f]{{{_TIME_DIGITS},}}", name) is not None
 
 
 def begun_at(name: str) -> int:

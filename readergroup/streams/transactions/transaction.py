@@ -42,7 +42,7 @@ from ..event_time.noting import TimeHold
 from ..manager import StreamManager
 from ..serializers import Serializer, check_takes_bytes, checked_dumps, checked_lists, serializer_or_bytes
 from ..state import AbortTransaction, CommitTransaction, ForgetTransactions, StreamState
-from .committed import CommittedPart, begun_at
+from .committed import CommittedPart, begun_at, is_part_name
 from .staging import StagedPart, Staging
 
 if TYPE_CHECKING:
@@ -394,6 +394,8 @@ class _Commit:
             check_type(part, StagedPart, "each item of parts")
             if (part.stream, part.key) != (stream, key):
                 raise InvalidArgumentError("the part belongs to another transaction", part=part, stream=stream, key=key)
+            if not is_part_name(part.name):
+                raise InvalidArgumentError("the part has a damaged name; pass the results of Staging.finish", part=part)
         if len({part.generation for part in parts}) > 1:
             raise NotFoundError(
                 "some parts were discarded when the key was committed or aborted; stage them again",

@@ -388,6 +388,17 @@ def test_parts_are_merged_in_the_order_in_which_they_are_named_and_others_do_not
     assert staged(streams.store) == []
 
 
+@pytest.mark.parametrize("name", ["", "zzz", "0000000a/b", "0000000a\n", "-000000a", 5])
+def test_a_part_with_a_damaged_name_is_refused(streams: StreamManager, name: object) -> None:
+    part = stage(streams, events("a"))
+    with pytest.raises(
+        InvalidArgumentError, match=r"^the part has a damaged name; pass the results of Staging\.finish"
+    ):
+        commit(streams, 0, part.model_copy(update={"name": name}))
+    assert commit(streams, 0, part)
+    assert by_key(stored(streams)) == by_key(events("a"))
+
+
 def test_a_part_travels_as_a_pickle_or_as_json(streams: StreamManager) -> None:
     part = stage(streams, events("a"))
     assert pickle.loads(pickle.dumps(part)) == StagedPart.model_validate_json(part.model_dump_json()) == part
