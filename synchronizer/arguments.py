@@ -7,6 +7,7 @@ call. Comparisons with NaN are false, and True counts as 1.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Final, TypeGuard
@@ -68,10 +69,15 @@ def check_duration(
     """Raise `InvalidArgumentError` if ``seconds`` is no number from 0 on. Infinity means forever, unless ``finite``."""
     if seconds is None and or_none:
         return
-    # NaN is neither above 0 nor equal to it.
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-    if not is_number or not (seconds > 0 or (seconds == 0 and not above_zero)) or (finite and math.isinf(seconds)):  # type: ignore[operator,arg-type]
-        bounds = "> 0" if above_zero else ">= 0"
+    limit = ""
+    try:
+        number = float(seconds) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:  # an integer or a fraction
+        number, limit = math.nan, f" and <= {sys.float_info.max:.1e}"
+    # NaN is neither above 0 nor equal to it.
+    if not (number > 0 or (number == 0 and not above_zero)) or (finite and math.isinf(number)):
+        bounds = ("> 0" if above_zero else ">= 0") + limit
         raise InvalidArgumentError(
             f"{name} must be a {'finite ' * finite}number of seconds {bounds}{', or None' * or_none}",
             **{name: seconds},

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from fractions import Fraction
 from functools import cache, partial
 from types import ModuleType, UnionType
 from typing import (
@@ -471,7 +472,7 @@ def test_a_duration_that_is_too_long_for_the_system_is_taken_or_refused(
     calls = []
     try:
         for case, _ in cases(world, name, numbers_of):
-            for seconds in (math.inf, 1e12):
+            for seconds in (math.inf, 1e12, 10**400):
                 calls.append(CallInThread(partial(case.takes_or_refuses, seconds)))
                 # It waits for what does not come, until the world is closed.
                 calls[-1].join(_LOOK_SECONDS)
@@ -526,6 +527,9 @@ def test_a_duration_is_a_number_from_0_on(bad: object) -> None:
     for bad in (0, math.inf, None):
         with pytest.raises(InvalidArgumentError, match="finite number of seconds > 0"):
             check_duration(bad, "timeout", above_zero=True, finite=True)
+    for bad in (10**400, Fraction(10**400), 10**5000):
+        with pytest.raises(InvalidArgumentError, match=r"must be a number of seconds >= 0 and <= 1\.8e\+308: timeout="):
+            check_duration(bad, "timeout")
 
 
 def test_the_error_for_a_wrong_type_tells_types_and_no_values() -> None:
