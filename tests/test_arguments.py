@@ -36,6 +36,7 @@ from typing import (
     get_type_hints,
 )
 
+import numpy
 import pyarrow
 import pytest
 from pydantic import BaseModel, BeforeValidator, ValidationError
@@ -549,6 +550,21 @@ def test_one_value_is_not_taken_for_several(world: World, one: Any) -> None:
     for several in (["a"], ("a",), {"a"}, (each for each in "a"), {"a": 1}.keys(), range(1)):
         check_items(several, Iterable, "names")
     check_items(None, Iterable, "names", or_none=True)
+
+
+def test_an_array_is_no_place(world: World) -> None:
+    client, place = world.client, numpy.array([1, 2])
+    client.streams.create("shop/places")
+    group = client.groups.create("places", streams=["shop/places"])
+    calls: list[Callable[..., object]] = [
+        *(partial(group.reset, to) for to in (place, {"shop/places": place})),
+        *(partial(client.batch.segment_ranges, "shop/places", **{name: place}) for name in ("start", "end")),
+        *(partial(client.streams.copy, "shop/places", "shop/copy", **{name: place}) for name in ("start", "end", "by")),
+        partial(client.groups.create, "other", streams=["shop/places"], start={"shop/places": place}),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgumentError, match=r"must be .*'(tail|events)'"):
+            call()
 
 
 def test_a_class_is_not_taken_for_its_instance_nor_an_instance_for_its_class() -> None:

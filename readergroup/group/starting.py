@@ -96,7 +96,7 @@ def _starts_at(
 ) -> Mapping[str, Place]:
     if isinstance(to, datetime):
         return {each: cut_at(streams, each, to, timeout=deadline.remaining()) for each in config.streams}
-    if to == "head" or to == "tail":
+    if isinstance(to, str) and to in ("head", "tail"):
         return dict.fromkeys(config.streams, to)
     cuts = to.cuts if isinstance(to, Checkpoint) else to
     if not isinstance(cuts, Mapping) or not cuts:

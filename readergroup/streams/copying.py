@@ -106,7 +106,7 @@ class Copies:
         """
         if check_stream_name(target, "target") == check_stream_name(source, "source"):
             raise InvalidArgumentError("a stream cannot be copied onto itself; name another target", stream=source)
-        if by not in ("segments", "events", None):
+        if by is not None and not (isinstance(by, str) and by in ("segments", "events")):
             raise InvalidArgumentError("by must be 'segments' or 'events'", by=by)
         if by == "segments" and not self._store.guarantees.server_side_copy:
             raise UnsupportedError("this store has no server-side copy; use by='events'", url=self._store.url)

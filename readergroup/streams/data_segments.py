@@ -78,10 +78,8 @@ class DataSegments:
 
         Errors call the place ``argument``.
         """
-        if place == "head":
-            return state.head_cut
-        if place == "tail":
-            return tail or self.tail(state, deadline)
+        if isinstance(place, str) and place in ("head", "tail"):
+            return state.head_cut if place == "head" else tail or self.tail(state, deadline)
         if not isinstance(place, StreamCut):
             raise InvalidArgumentError(f"{argument} must be a StreamCut, 'head' or 'tail'", place=place)
         backoff = self._metadata.backoff(deadline)

@@ -44,7 +44,7 @@ MAX_PROCESSING_SECONDS: Final = 300.0
 
 def _check_start(start: object) -> object:
     """Return a start in the form in which it is stored: a cut, 'head', 'tail', or a time as text, in UTC."""
-    if isinstance(start, (StreamCut, Mapping)) or start in ("head", "tail"):
+    if isinstance(start, (StreamCut, Mapping)) or (isinstance(start, str) and start in ("head", "tail")):
         return start
     try:
         time = start if isinstance(start, datetime) else datetime.fromisoformat(start)  # type: ignore[arg-type]
