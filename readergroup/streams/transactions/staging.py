@@ -164,6 +164,7 @@ class Staging(Generic[T]):
         headers = checked_headers(headers)
         time = None if event_time is None else microseconds_of(event_time, "event_time")
         data = self._dumps(event)
+        self._check_open()  # the serializer may have ended the transaction
         if is_for_chunks(data, headers, self._max_event_bytes, self.stream):
             self._stage_chunks(data, routing_key, headers, time)
             return

@@ -189,6 +189,7 @@ class Transaction(Generic[T]):
         self._check_open()
         if event_time is None and self._event_time_of is not None:
             event_time = self._event_time_of(event)
+            self._check_open()  # the function may have ended the transaction
         if event_time is not None:
             self._earliest.check(event_time)
         self._staged().write(event, routing_key, headers, event_time=event_time)
@@ -220,6 +221,7 @@ class Transaction(Generic[T]):
         self._write_pieces(pieces_of_table(table, data, routing_key, headers, self.stream))
 
     def _write_pieces(self, pieces: Iterable[PackedRows]) -> None:
+        self._check_open()  # the serializer or the table may have ended the transaction
         try:
             for rows in pieces:
                 staging = self._staged()

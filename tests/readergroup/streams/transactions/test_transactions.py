@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import msgpack
+import pyarrow
 import pytest
 
 import readergroup as rg
@@ -385,6 +387,51 @@ def test_parts_are_merged_in_the_order_in_which_they_are_named_and_others_do_not
     assert commit(manager, 7, second, first)
     assert by_key(stored(streams)) == by_key([*events("b", 40), *events("a", 40)])
     assert (repeated.events, repeated.size > 0, repeated.segments) == (40, True, (0, 1))
+    assert staged(streams.store) == []
+
+
+class Committing:
+    """A serializer, a source of event times and a table that commits its own transaction when it gets ``outer``."""
+
+    txn: rg.Transaction[bytes]
+
+    def dumps(self, event: bytes) -> bytes:
+        if event == b"outer":
+            self.txn.commit()
+        return event
+
+    def loads(self, data: bytes) -> bytes:
+        return data
+
+    def event_time(self, event: bytes) -> None:
+        self.dumps(event)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        self.dumps(b"outer")
+        return pyarrow.table({"payload": [b"outer"]}).__arrow_c_stream__(requested_schema)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("how", ["serializer", "event time", "batch", "table"])
+def test_an_event_that_ends_its_own_transaction_is_refused(streams: StreamManager, how: str, is_first: bool) -> None:
+    committing = Committing()
+    serializer: Any = committing if how in ("serializer", "batch") else BytesSerializer()
+    event_time = committing.event_time if how == "event time" else None
+    with (
+        rg.Client(streams.store, clock=streams.clock) as client,
+        client.writer(NAME, serializer=serializer, event_time=event_time) as writer,
+    ):
+        txn = committing.txn = writer.transaction()
+        if not is_first:
+            txn.write(b"first")
+        with pytest.raises(ClosedError):
+            if how == "batch":
+                txn.write_batch([b"outer"])
+            elif how == "table":
+                txn.write_arrow(committing, data="payload")
+            else:
+                txn.write(b"outer")
+    assert [event for _, event in stored(streams)] == ([] if is_first else [b"first"])
     assert staged(streams.store) == []
 
 
