@@ -218,14 +218,13 @@ class EventBatch(Sequence[Event[T]]):
         return rest
 
     def only(self, index: int) -> EventBatch[T]:
-        """Return a batch of only the event at ``index``."""
+        """Return a batch of only the event at ``index``, which may be negative as that of a list."""
+        place = range(self._count)[index]
         for each in self._slices:
-            if index < each.size:
-                start = each.start + index
-                one = each._replace(start=start, stop=start + 1)
-                return self._of([one])
-            index -= each.size
-        raise IndexError(index)
+            if place < each.size:
+                break
+            place -= each.size
+        return self._of([each._replace(start=each.start + place, stop=each.start + place + 1)])
 
     def without(self, offsets: frozenset[int], *, start: int = 0) -> EventBatch[T]:
         """Return a batch of the events from ``start`` on, without those at these offsets."""

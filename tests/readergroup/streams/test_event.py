@@ -107,3 +107,15 @@ def test_a_serializer_derived_from_that_of_bytes_decodes_events_and_batches() ->
         with client.groups.create("billing", streams=["shop/orders"]).reader("r1", serializer=Upper()) as reader:
             batch = reader.read_batch()
             assert [event.data for event in batch] == batch.data == [b"A", b"B"]
+
+
+def test_a_batch_of_one_event_has_it_at_an_index_as_of_a_list(reader: rg.Reader[bytes]) -> None:
+    batch = reader.read_batch()
+    assert batch
+    raw = list(batch.raw)
+    for index in (0, 1, 2, -1, -2, -3):
+        one = batch.only(index)
+        assert (len(one), list(one.raw)) == (1, [raw[index]])
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            batch.only(index)
