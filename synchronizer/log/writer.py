@@ -21,7 +21,7 @@ import secrets
 from typing import Generic, NamedTuple, TypeVar
 
 from ..clock import Deadline
-from ..errors import DeadlineExceededError, OutcomeUnknownError
+from ..errors import DeadlineExceededError, OutcomeUnknownError, StoreUnavailableError
 from ..state import S
 from ..threads.batching import Call, Status
 from .batches import EntryBatch, EntryBatcher
@@ -68,6 +68,13 @@ class LogWriter(Generic[S]):
             before = self._follower.replica
             attempt = self._decider.decide(decide, call, deadline)
             if not attempt.has_entry and not fetched:
+                if deadline.passed and isinstance(attempt.error, StoreUnavailableError):
+                    # The generator has waited for the store. Another read of it would wait past the deadline.
+                    raise DeadlineExceededError(
+                        "the store did not answer in time; nothing was written, try again",
+                        segment=self._follower.log.segment,
+                        cause=str(attempt.error),
+                    ) from attempt.error
                 self._follower.fetch(deadline)
                 fetched = True
                 continue

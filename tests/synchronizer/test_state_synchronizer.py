@@ -528,6 +528,23 @@ class TestDeadlines:
             barrier.release()
             answer(call)
 
+    def test_a_generator_that_waits_for_the_store_until_the_deadline_is_the_last_to_ask_it(
+        self, store: FailingStore
+    ) -> None:
+        clock = ManualClock()
+        replica = opened(store, clock=clock)
+
+        def reads_a_lease(state: Account) -> list[Add]:
+            store.unavailable = True
+            clock.advance(5.0)
+            store.attributes(replica.segment)
+            return [Add()]
+
+        with pytest.raises(DeadlineExceededError, match="did not answer in time.*cause=") as raised:
+            replica.update_state(reads_a_lease, timeout=5.0)
+        assert isinstance(raised.value.__cause__, StoreUnavailableError)
+        assert store.operations[-1].verb == "attributes"
+
     def test_a_state_that_never_comes_is_waited_for_until_the_deadline(self, store_url: str) -> None:
         clock = ManualClock()
         with open_store(store_url, clock=clock) as store:
