@@ -18,11 +18,14 @@ from .comparing import is_equal
 from .error_translation import raise_interrupt_in
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
 from .log.entries import Revision
-from .value_classes import PLAIN, check_class_of_values, check_unfinished, classes_of
+from .value_classes import check_class_of_values, check_unfinished, classes_of
 
 #: Large enough for most packed updates. The buffer grows for the others.
 _BUFFER_BYTES: Final = 512
 _set: Final = object.__setattr__
+#: Those that msgpack can write.
+_LEAST_INTEGER: Final = -(2**63)
+_GREATEST_INTEGER: Final = 2**64 - 1
 
 
 class State(BaseModel):
@@ -160,8 +163,9 @@ class StateCodec(Generic[S]):
     def check_changes(self, before: S, after: S, updates: Sequence[Update[S]], *, is_small: bool) -> None:
         """Raise `InvalidArgumentError` if ``apply_to`` put a value into the state that a snapshot would not give back.
 
-        Each time, it checks the classes of the fields that were changed, so the cost does not grow with the state. The
-        first time for each class of updates, in a small state, it looks at the whole values.
+        Each time, it checks the fields that were changed: their classes, and the range of integers. So the cost does
+        not grow with the state. The first time for each class of updates, in a small state, it looks at the whole
+        values. The fields that were not changed refuse nothing.
         """
         old, new, classes = before.__dict__, after.__dict__, self._fields
         changed = [name for name in classes if new.get(name) is not old.get(name)]
@@ -171,22 +175,23 @@ class StateCodec(Generic[S]):
         for name in self._not_given_back(after, changed):
             raise InvalidArgumentError(
                 "apply_to put a value into a field that would be read back as another one, or not at all; use a value "
-                "of the declared type",
+                "of the declared type, and integers of at most 64 bits",
                 update=type(updates[-1]).__name__,
                 field=name,
-                value=reprlib.repr(new.get(name)),
+                value=_shown(new.get(name)),
                 declared=formatannotation(self.state_type.model_fields[name].annotation),
             )
         self._checked.update(map(type, updates))
-        for name in strange:  # as those of `AwareDatetime`, or what a validator makes
-            classes[name] = (*classes[name], type(new[name]))
+        for name in strange:  # as those of `AwareDatetime`, a `Path` or what a validator makes
+            if type(new[name]) not in classes[name]:
+                classes[name] = (*classes[name], type(new[name]))
 
     def _not_given_back(self, state: S, fields: Sequence[str]) -> Sequence[str]:
         """Return those of the fields whose values a snapshot of the state would not give back."""
         try:
             read = self.decode_snapshot(self._snapshot(state, checksum=0))[0]
-        except PydanticSerializationError:
-            return [name for name in fields if not _is_of(state.__dict__.get(name), self._fields[name])]
+        except (InvalidArgumentError, PydanticSerializationError):
+            return [name for name in fields if not _can_be_packed(state, name)]
         except (CorruptStateError, UnknownUpdateError) as error:
             found = error.__cause__
             assert isinstance(found, ValidationError)
@@ -285,21 +290,40 @@ class StateCodec(Generic[S]):
 
 
 def _is_of(value: object, classes: tuple[type, ...]) -> bool:
-    """Whether the value is of one of the classes, of which there may be none; True is no int here."""
-    kind = type(value)
-    return kind in classes or not classes or (kind not in PLAIN and isinstance(value, classes))
+    """Whether the value is of one of the classes, of which there may be none, and no integer of more than 64 bits.
+
+    True is no int here, and neither is an object of a subclass: it would be read back as an int.
+    """
+    if isinstance(value, int) and not _LEAST_INTEGER <= value <= _GREATEST_INTEGER:
+        return False
+    return type(value) in classes or not classes
+
+
+def _can_be_packed(state: State, field: str) -> bool:
+    try:
+        _pack(_fields(state, {field}))
+    except (InvalidArgumentError, PydanticSerializationError):
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return f"<{type(value).__name__}>"
 
 
 def _written_by_a_newer_release(kind: object) -> UnknownUpdateError:
     return UnknownUpdateError("a newer release wrote this entry; deploy that release here", kind=kind)
 
 
-def _fields(model: BaseModel) -> dict[str, Any]:
+def _fields(model: BaseModel, include: set[str] | None = None) -> dict[str, Any]:
     # Like model_dump, whose handling of arguments takes three times as long. A value of another type than its field's
     # is refused when it is read back; pydantic would only warn.
     try:
         fields: dict[str, Any] = model.__pydantic_serializer__.to_python(
-            model, exclude_none=True, exclude_computed_fields=True, warnings=False
+            model, include=include, exclude_none=True, exclude_computed_fields=True, warnings=False
         )
     except PydanticSerializationError as error:
         raise_interrupt_in(error)

@@ -166,9 +166,12 @@ class Decider(Generic[S]):
         limit, measured = self._state_limit_bytes, self._follower.measured
         if after.state is None or after.next_offset - measured.length <= (limit - measured.size) // 8:
             return
-        size = self._follower.codec.size(after.state)
-        updates = transition.updates
-        is_over = size > limit and not (updates and all(each.may_exceed_limit for each in updates))
-        if is_over and (before.state is None or size > self._follower.codec.size(before.state)):
-            raise too_large(self._segment, size, limit)
+        codec, updates = self._follower.codec, transition.updates
+        try:
+            size = codec.size(after.state)
+            is_over = size > limit and not (updates and all(each.may_exceed_limit for each in updates))
+            if is_over and (before.state is None or size > codec.size(before.state)):
+                raise too_large(self._segment, size, limit)
+        except InvalidArgumentError:
+            size = measured.size  # a stored update put in what cannot be written; this one may remove it
         self._follower.measured = Measured(size, after.next_offset)

@@ -839,7 +839,6 @@ DECLARED: Final = {
     "perhaps": 2,
     "limited": 3,
     "word": b"b",
-    "place": Path("/tmp"),
     "length": Length(4),
     "color": Color.RED,
     "items": (5,),
@@ -856,6 +855,14 @@ NEIGHBOURS: Final = {
 }
 
 
+class Wrapped(int):
+    pass
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
 class Put(Update[Kinds], tag="put"):
     def apply_to(self, state: Kinds, revision: Revision) -> Kinds:
         return state.replace(**PUT["fields"])
@@ -865,6 +872,7 @@ class Marked(State):
     """Its values are of other classes than their annotations."""
 
     at: AwareDatetime = datetime(2026, 1, 1, tzinfo=UTC)
+    place: Path = Path("/")
     days: Annotated[Sequence[int], AfterValidator(tuple)] = ()
 
 
@@ -876,7 +884,7 @@ class Mark(Update[Marked], tag="mark"):
             broken = Marked.model_construct()
             del broken.__dict__["at"]
             return broken
-        return state.replace(at=datetime(2026, 1, self.day, tzinfo=UTC), days=(self.day,))
+        return state.replace(at=datetime(2026, 1, self.day, tzinfo=UTC), place=Path(f"/{self.day}"), days=(self.day,))
 
 
 class TestStatesThatWouldNotComeBack:
@@ -910,6 +918,42 @@ class TestStatesThatWouldNotComeBack:
         monkeypatch.undo()
         replica.update_state_unconditionally(Spoil(what="not at all"))
         assert replica.state.number == "many"
+
+    @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 1 << 20_000, Wrapped(3), Level.HIGH], ids=int.bit_length)
+    @pytest.mark.parametrize("size", [1, 100_000])
+    def test_an_integer_that_is_not_read_back_is_refused_each_time_at_any_size(
+        self, value: int, size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def put(**fields: Any) -> None:
+            monkeypatch.setitem(PUT, "fields", fields)
+            replica.update_state_unconditionally(Put())
+
+        replica = StateSynchronizer(open_store("memory://"), "kinds", initial=Kinds(), updates=[Put])
+        put(items=(1,) * size)
+        replica.compact()
+        for number in (2**64 - 1, -(2**63)):
+            put(number=number)
+            with pytest.raises(InvalidArgumentError, match="update='Put' field='number' value=.* declared='int'"):
+                put(number=value)
+            assert replica.state.number == number
+        assert replica.compact()
+
+    @pytest.mark.parametrize("spoiled", [{"number": 1 << 70}, {"items": (1 << 70,)}])
+    def test_an_integer_of_long_ago_refuses_no_update_of_other_fields(
+        self, spoiled: dict[str, Any], careless_release: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replica = StateSynchronizer(
+            open_store("memory://"), "kinds", initial=Kinds(), updates=[Put], state_limit_bytes=1000
+        )
+        monkeypatch.setitem(PUT, "fields", spoiled)
+        replica.update_state_unconditionally(Put())
+        monkeypatch.undo()
+        for length in range(100):  # as much as the state may take, and more
+            monkeypatch.setitem(PUT, "fields", {"length": length})
+            replica.update_state_unconditionally(Put())
+        monkeypatch.setitem(PUT, "fields", {"number": 1, "items": (1,)})
+        replica.update_state_unconditionally(Put())
+        assert replica.compact()
 
     def test_the_state_is_looked_through_once_for_each_class_of_updates(self, monkeypatch: pytest.MonkeyPatch) -> None:
         replica = everything()
@@ -946,7 +990,7 @@ class TestStatesThatWouldNotComeBack:
         replica.update_state_unconditionally(Mark(day=1))
         monkeypatch.setattr(StateCodec, "decode_snapshot", None)
         replica.update_state_unconditionally(Mark(day=2))
-        assert replica.state == Marked(at=datetime(2026, 1, 2, tzinfo=UTC), days=(2,))
+        assert replica.state == Marked(at=datetime(2026, 1, 2, tzinfo=UTC), place=Path("/2"), days=(2,))
 
     def test_a_state_without_one_of_its_fields_is_refused(self) -> None:
         replica = StateSynchronizer(open_store("memory://"), "marked", initial=Marked(), updates=[Mark])
