@@ -62,10 +62,11 @@ class Returning:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, timeout: float) -> None:
+        """Stop, and wait up to ``timeout`` seconds for the thread, but no longer than 2 s."""
         self._stopping.set()
         if self._thread.is_alive():  # an interrupt may have come before it was
-            self._thread.join(2 * _LOCK_SECONDS)
+            self._thread.join(min(timeout, 2 * _LOCK_SECONDS))
 
     def clear(self) -> None:
         """Drop what handlers have left since the group was deleted."""

@@ -181,7 +181,8 @@ class ReaderPool(Generic[T]):
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._began = False
-        self._returned = Flag()
+        self._is_cleaned_up = False  # `_end` has undone everything
+        self._returned = Flag()  # set when `run` returns or raises
         self._thread: threading.Thread | None = None
         self._signals: dict[int, Any] = {}  # the handlers that are put back
         self._returning: Returning | None = None
@@ -229,6 +230,9 @@ class ReaderPool(Generic[T]):
                 except BaseException:  # interrupted: nothing is waited for any more
                     self._end(0.0)
                     raise
+                finally:  # even if that is interrupted as well; `close` then ends the rest
+                    self._put_signals_back()
+                    self._returned.set()
         if self._failure is not None:
             raise self._failure
 
@@ -251,16 +255,17 @@ class ReaderPool(Generic[T]):
 
     def _end(self, drain_timeout: float) -> None:
         """Undo what `_begin` and `_supervise` have done. An interrupted call can be repeated."""
-        if self._returned.is_set():  # the call was refused, because the pool has run
+        if self._is_cleaned_up:  # the call was refused, because the pool has run
             return
         self._drain(drain_timeout)
         if self._returning is not None:
-            self._returning.close()
+            self._returning.close(drain_timeout)
             if isinstance(self._failure, NotFoundError):
                 self._returning.clear()
         self._group.end_of_data_notifier.unregister_listener(self._on_end_of_data)
         self._group.segment_notifier.unregister_listener(self._on_segments)
         self._put_signals_back()
+        self._is_cleaned_up = True
         self._returned.set()
 
     def stop(self) -> None:
@@ -290,6 +295,8 @@ class ReaderPool(Generic[T]):
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._returned.wait(2 * DRAIN_SECONDS)
+        if self._returned.is_set():  # perhaps interrupted before all was undone
+            self._end(0.0)
 
     # ------------------------------------------------------------------ signals and notifications
 
@@ -323,8 +330,11 @@ class ReaderPool(Generic[T]):
             signal.signal(number, on_signal)
 
     def _put_signals_back(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in self._signals:
             self._put_signal_back(number)
+        self._signals = {}  # the application may set others from now on
 
     def _put_signal_back(self, number: int) -> None:
         handler = self._signals[number]

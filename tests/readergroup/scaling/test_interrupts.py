@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import readergroup as rg
+from readergroup.retries.returning import Returning
 from synchronizer.threads.background import BackgroundThread
 from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import CallInThread, until
@@ -54,6 +55,30 @@ def test_an_interrupted_pool_leaves_nothing_behind(
         until(closing(pools[-1]), f"close returns, interrupted at {run.place}", seconds=30)
         until(lambda: not living_since(before), f"threads end, interrupted at {run.place}", seconds=30)
         assert group.online_readers() == [], run.place
+
+
+def test_a_pool_whose_end_is_interrupted_twice_leaves_the_rest_to_close(
+    group: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, interrupted = Returning.close, iter([True, True])
+
+    def interrupted_twice(returning: Returning, timeout: float) -> None:
+        if next(interrupted, False):
+            raise KeyboardInterrupt
+        close(returning, timeout)
+
+    monkeypatch.setattr(Returning, "close", interrupted_twice)
+    before = {*threading.enumerate()}
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    pool = group.pool(print, retry=DELAYED)
+    pool.stop()
+    with pytest.raises(KeyboardInterrupt):
+        pool.run()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert living_since(before)
+    until(closing(pool), "close returns", seconds=30)
+    until(lambda: not living_since(before), "threads end", seconds=30)
+    assert not group.segment_notifier._subscriptions and not group.end_of_data_notifier._subscriptions
 
 
 def test_a_worker_that_works_before_its_start_returns_is_found_by_an_interrupted_pool(
