@@ -1,7 +1,7 @@
 """Threads that write at the same moment share one commit.
 
 A signal handler that raises may interrupt the main thread between any two calls. All cleanup is idempotent, so that a
-second attempt completes what an interrupt has cut off.
+second attempt completes what an interrupt has cut off. If that is interrupted too, a thread that waits completes it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from itertools import takewhile
-from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from synchronizer.errors import ClosedError, OutcomeUnknownError, ReaderGroupError
+from synchronizer.threads.flag import Flag
 
 C = TypeVar("C")
 R = TypeVar("R")
+
+#: How often a thread that waits checks whether an interrupt has kept another one from waking it.
+_CHECK_SECONDS: Final = 0.5
 
 
 class Step(Generic[C]):
@@ -44,10 +47,12 @@ class Step(Generic[C]):
         self.is_settled = False  # by its leader, which may still revoke it
         self.is_done = False
         self.is_given_up = False  # by its thread, which was interrupted
+        self.batch: StepBatch[C] | None = None  # that its thread leads
+        self.has_left = False  # its thread waits for it no longer, and may have been unable to say so
         self._run = run
         self._result: object = None
         self._error: ReaderGroupError | None = None
-        self._woken: SimpleQueue[None] = SimpleQueue()
+        self._woken = Flag()
 
     def try_to_run(self, connection: C) -> None:
         """Run, perhaps not for the first time; the result counts once `settle` is called.
@@ -81,17 +86,19 @@ class Step(Generic[C]):
         return self._result
 
     def sleep(self) -> None:
-        """Return after `wake`, which may be spurious."""
-        self._woken.get()
+        """Return after `wake`, which may be spurious, or at the next check."""
+        self._woken.wait(_CHECK_SECONDS)
+        self._woken.clear()
 
     def wake(self) -> None:
-        self._woken.put(None)
+        self._woken.set()
 
 
 class _Place(Step[C]):
     """Is first in the queue in place of a step, so that no step leads."""
 
-    is_done = is_given_up = False
+    is_done = is_given_up = has_left = False
+    batch = None
 
     def __init__(self) -> None:
         pass
@@ -154,7 +161,7 @@ class GroupCommit(Generic[C]):
         self._lock = threading.Lock()
         self._queue: list[Step[C]] = []  # replaced and appended to with the lock held
         self._is_closed = False
-        self._closing: list[SimpleQueue[None]] = []  # woken when the queue is empty
+        self._closing: list[Flag] = []  # woken when the queue is empty
 
     def run(
         self,
@@ -168,23 +175,25 @@ class GroupCommit(Generic[C]):
     ) -> R:
         """Run ``run`` in a commit; return or raise its outcome once it is committed."""
         step: Step[C] = Step(run, weight=weight, wakes=wakes, alone=alone, essential=essential, request=request)
-        batch: StepBatch[C] | None = None
         try:
             self._join(step)
             while not step.is_done and not self._leads(step):
-                step.sleep()
+                if not self._completes_leaving():
+                    step.sleep()
             if not step.is_done:
-                batch = StepBatch(step, self._after)
+                step.batch = batch = StepBatch(step, self._after)
                 self._execute(batch)
                 batch.is_complete = True
         finally:
+            # There is no call between the end of the block above and here, so no interrupt can come between.
+            step.has_left = True
             if not step.is_done:
-                # There is no call between the end of the block above and here, so no interrupt can come between.
                 try:
-                    self._leave(step, batch)
+                    self._leave(step)
                 except BaseException:
-                    self._leave(step, batch)
+                    self._leave(step)
                     raise
+            step.batch = None  # each refers to the other, and would wait for the garbage collector
         outcome: R = step.outcome()
         return outcome
 
@@ -203,20 +212,23 @@ class GroupCommit(Generic[C]):
                 self._queue.append(place)
             return attempt()
         finally:
+            place.has_left = True
             try:
-                self._leave(place, None)
+                self._leave(place)
             except BaseException:
-                self._leave(place, None)
+                self._leave(place)
                 raise
 
     def close(self) -> None:
         """Refuse further steps, and return when all accepted steps are settled."""
-        all_gone: SimpleQueue[None] = SimpleQueue()
+        all_gone = Flag()
         with self._lock:
             self._is_closed = True
             self._closing.append(all_gone)
         while self._queue:
-            all_gone.get()
+            if not self._completes_leaving():
+                all_gone.wait(_CHECK_SECONDS)
+                all_gone.clear()
 
     def _join(self, step: Step[C]) -> None:
         with self._lock:
@@ -232,11 +244,20 @@ class GroupCommit(Generic[C]):
         with self._lock:
             return self._queue[place:]
 
-    def _leave(self, step: Step[C], batch: StepBatch[C] | None) -> None:
-        """Hand leadership to the next step, if ``step`` led. Calling it twice is harmless.
+    def _completes_leaving(self) -> bool:
+        """Let the first step leave if its thread has left; return whether it did."""
+        queue = self._queue
+        if not queue or not queue[0].has_left:
+            return False
+        self._leave(queue[0])
+        return True
+
+    def _leave(self, step: Step[C]) -> None:
+        """Hand leadership to the next step, if ``step`` led. Calling it twice is harmless, also in two threads.
 
         Steps whose leader was interrupted before its commit stay in the queue. Steps that were given up are skipped.
         """
+        batch = step.batch
         with self._lock:
             step.is_given_up = batch is None or not batch.is_complete
             if batch is not None:
@@ -250,7 +271,7 @@ class GroupCommit(Generic[C]):
             successor.wake()
         else:
             for all_gone in self._closing:
-                all_gone.put(None)
+                all_gone.set()
 
 
 def _end(batch: StepBatch[C]) -> None:

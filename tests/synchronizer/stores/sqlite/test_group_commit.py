@@ -4,8 +4,9 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,6 +210,59 @@ def test_an_interrupted_attempt_without_a_commit_leaves_nobody_waiting(commits: 
             assert threads.submit(commits.add, 1).result(LONG) == 10, run.place
             count += 1
     assert count > 10
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_leader_that_is_interrupted_twice_while_it_leaves_leaves_nobody_waiting(
+    commits: Commits, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    futures: list[object] = []
+
+    def lead(batch: StepBatch[list[object]]) -> None:
+        commits.group._execute = commits._execute
+        futures.extend(commits.queue_up(threads, range(1, 3)))
+        if is_stored:
+            commits._execute(batch)
+        futures.extend(commits.queue_up(threads, range(3, 4)))
+        if not is_stored:
+            raise KeyboardInterrupt
+
+    commits.group._execute = lead
+    with ThreadPoolExecutor() as threads, let_nobody_leave(commits, monkeypatch):
+        with pytest.raises(KeyboardInterrupt):
+            commits.add(0)
+        assert [future.result(30) for future in futures] == [10, 20, 30]  # type: ignore[attr-defined]
+    assert commits.stored == ([0, 1, 2, 3] if is_stored else [1, 2, 3])
+
+
+@pytest.mark.parametrize("is_closing", [False, True])
+def test_an_attempt_without_a_commit_that_is_interrupted_twice_leaves_nobody_waiting(
+    commits: Commits, monkeypatch: pytest.MonkeyPatch, is_closing: bool
+) -> None:
+    with ThreadPoolExecutor() as threads, let_nobody_leave(commits, monkeypatch):
+        with pytest.raises(KeyboardInterrupt):
+            commits.group.try_without(lambda: "done")
+        call = threads.submit(commits.group.close) if is_closing else threads.submit(commits.add, 1)
+        assert call.result(30) == (None if is_closing else 10)
+
+
+@contextmanager
+def let_nobody_leave(commits: Commits, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interrupt the main thread whenever it leaves the queue."""
+    leave, in_vain = commits.group._leave, []
+
+    def interrupted(*arguments: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            in_vain.append(arguments)
+            raise KeyboardInterrupt
+        leave(*arguments)
+
+    monkeypatch.setattr(commits.group, "_leave", interrupted)
+    try:
+        yield
+    finally:
+        assert len(in_vain) == 2
+        leave(*in_vain[0])  # so that a test that fails ends
 
 
 def test_threads_of_a_store_need_fewer_commits_than_appends(tmp_path: Path) -> None:
