@@ -167,7 +167,7 @@ COMMANDS: Final = {
     "stream list --json": STREAMS,
     "stream list": STREAMS,
     "group list": GROUP_STATES,
-    "group describe billing": GROUP_STATES,
+    "group describe billing": GROUPS,
     "peek shop/orders": f"{STREAMS} readergroup.batch.client",
 }
 
