@@ -262,7 +262,7 @@ def maintain_in_background(maintenance: Maintenance, clock: Clock, closing: thre
     It begins `FIRST_LOOK_SECONDS` from now, so that a short command does not pay for it. If the system has no thread,
     other processes do the work.
     """
-    held = weakref.ref(maintenance)
+    held = weakref.ref(maintenance, lambda _: closing.set())  # the thread need not wait for its next look
 
     def loop() -> None:
         if clock.wait(closing, FIRST_LOOK_SECONDS):

@@ -77,7 +77,7 @@ def test_a_client_that_only_has_a_group_open_trims_a_stream_that_nobody_uses(
     until(lambda: not policy_threads(), "the thread ends")
 
 
-def test_closing_ends_the_thread_at_once_and_forgetting_the_client_later(
+def test_closing_ends_the_thread_at_once_and_so_does_forgetting_the_client(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "FIRST_LOOK_SECONDS", 0.05)
@@ -89,7 +89,7 @@ def test_closing_ends_the_thread_at_once_and_forgetting_the_client_later(
         until(lambda: start_of(client) > 0, "the stream is trimmed")
     until(lambda: not policy_threads(), "the thread ends")
 
-    monkeypatch.setattr(maintenance, "FIRST_LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(maintenance, "FIRST_LOOK_SECONDS", 2 * PATIENCE_SECONDS)
     forgotten = rg.connect(url)
     assert forgotten.streams is not None
     store = forgotten.store
