@@ -39,6 +39,7 @@ def check_callable(
     *,
     may_await: bool = False,
     may_yield: bool = False,
+    takes: str | None = None,
     advice: str = _ASYNC_ADVICE,
     **facts: object,
 ) -> None:
@@ -49,6 +50,7 @@ def check_callable(
         what: Its role, for the error, such as "a handler".
         may_await: Accept an ``async def``: the caller awaits the result.
         may_yield: Accept a generator function: the caller iterates over the result.
+        takes: The arguments that it is called with, as those of `check_takes`. Default: not checked.
         advice: What to do instead of an ``async def``, for the error.
         **facts: Values for the error.
     """
@@ -63,6 +65,8 @@ def check_callable(
             found=repr(call),
             **facts,
         )
+    if takes is not None:
+        check_takes(call, what, takes, advice="", **facts)
 
 
 def check_takes(
@@ -131,8 +135,7 @@ def checked(call: Callable[P, R], what: str, arguments: str) -> Callable[P, R]:
 
     ``what`` is its name, for the error, and ``arguments`` are those of `check_takes`.
     """
-    check_callable(call, what)
-    check_takes(call, what, arguments)
+    check_callable(call, what, takes=arguments)
 
     @wraps(call)
     def call_and_check(*args: P.args, **kwargs: P.kwargs) -> R:

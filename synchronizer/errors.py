@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import ClassVar
 
 
@@ -33,10 +34,10 @@ class ReaderGroupError(Exception):
         return _rebuild, (type(self), self.message, self.facts)
 
 
-def shown(value: object) -> str:
+def shown(value: object, write: Callable[[object], str] = repr) -> str:
     """Return a value as errors print it. It raises nothing, unlike a `repr`: an error would hide the first one."""
     try:
-        return repr(value)
+        return write(value)
     except Exception:  # an int of too many digits, or a type of the caller
         return f"<unprintable {type(value).__name__}>"
 

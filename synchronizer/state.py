@@ -16,7 +16,7 @@ from .arguments import check_class
 from .callables import check_callable
 from .comparing import is_equal
 from .error_translation import raise_interrupt_in
-from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
+from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError, shown
 from .log.entries import Revision
 from .value_classes import check_class_of_values, check_unfinished, classes_of
 
@@ -178,7 +178,7 @@ class StateCodec(Generic[S]):
                 "of the declared type, and integers of at most 64 bits",
                 update=type(updates[-1]).__name__,
                 field=name,
-                value=_shown(new.get(name)),
+                value=shown(new.get(name), reprlib.repr),
                 declared=formatannotation(self.state_type.model_fields[name].annotation),
             )
         self._checked.update(map(type, updates))
@@ -305,13 +305,6 @@ def _can_be_packed(state: State, field: str) -> bool:
     except (InvalidArgumentError, PydanticSerializationError):
         return False
     return True
-
-
-def _shown(value: object) -> str:
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python writes no integer of thousands of digits
-        return f"<{type(value).__name__}>"
 
 
 def _written_by_a_newer_release(kind: object) -> UnknownUpdateError:

@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from .arguments import check_class, check_count, check_duration, check_items, check_type, type_name
 from .call_limits import call_limit
-from .callables import check_callable, check_returned, check_takes
+from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .limits import DEFAULT_STATE_LIMIT_BYTES
@@ -212,8 +212,7 @@ class StateSynchronizer(Generic[S]):
             after: A revision that was processed earlier. The listener first gets the updates since then, so an audit
                 continues where it stopped.
         """
-        check_callable(listener, "a listener")
-        check_takes(listener, "a listener", "applied", name=self.name)
+        check_callable(listener, "a listener", takes="applied", name=self.name)
         check_type(after, Revision, "after", or_none=True)
         self._follower.check_usable()
         by_hand = is_manual(self.clock)
@@ -252,8 +251,7 @@ class StateSynchronizer(Generic[S]):
 
     def wait_for(self, predicate: Callable[[S], bool], *, timeout: float | None = None) -> S:
         """Return the first state seen for which ``predicate`` holds. Raise `DeadlineExceededError` if none comes."""
-        check_callable(predicate, "a predicate", name=self.name)
-        check_takes(predicate, "a predicate", "state", name=self.name)
+        check_callable(predicate, "a predicate", takes="state", name=self.name)
         deadline = self._deadline(timeout)
         while True:
             state = self._follower.fetch(deadline).state

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 from synchronizer import ClosedError, InvalidArgumentError, ReaderGroupError
 from synchronizer.arguments import check_count, check_type
-from synchronizer.callables import check_callable, check_takes
+from synchronizer.callables import check_callable
 from synchronizer.threads.loading import loading
 
 from ..errors import EndOfDataError
@@ -69,8 +69,7 @@ class Callbacks:
         """Return the function for the reading thread, which calls ``what(argument)``."""
         if callback is None:
             return None
-        check_callable(callback, what, may_await=True)
-        check_takes(callback, what, argument)
+        check_callable(callback, what, may_await=True, takes=argument)
         called = callback
 
         def call(argument: T) -> None:

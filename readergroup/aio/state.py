@@ -21,7 +21,7 @@ from synchronizer import (
     Update,
 )
 from synchronizer.arguments import check_duration
-from synchronizer.callables import check_callable, check_returned, check_takes
+from synchronizer.callables import check_callable, check_returned
 from synchronizer.recipes.collections.shared import Shared
 
 from .calls import Calls, News, deadline_after, remaining, wait_until_set
@@ -187,8 +187,7 @@ class StateSynchronizer(ClosableFacade[sync.StateSynchronizer[S]], Generic[S]):
         Raises:
             DeadlineExceededError: No state fulfilled the predicate in time.
         """
-        check_callable(predicate, "a predicate", name=self._wrapped.name)
-        check_takes(predicate, "a predicate", "state", name=self._wrapped.name)
+        check_callable(predicate, "a predicate", takes="state", name=self._wrapped.name)
         check_duration(timeout, "timeout", or_none=True)
         deadline = deadline_after(self._wrapped.timeout if timeout is None else timeout)
         news = await self._changes.follow()

@@ -11,7 +11,7 @@ import typer
 import readergroup as rg
 
 from ..words import count
-from .groups import Name, commands, config_in_words
+from .groups import Name, commands, config_in_words, setting_names
 from .screen import print_json, say
 from .session import Failed, WrongUsage, session
 from .streams import AsJson, Yes, confirm
@@ -119,7 +119,7 @@ def remove_reader(
 
 
 def _fields(settings: list[str] | None) -> dict[str, Any]:
-    known = [field for field in rg.ReaderGroupConfig.model_fields if field not in ("streams", "start", "end")]
+    known = setting_names()
     fields: dict[str, Any] = {}
     for each in settings or ():
         name, equals, value = each.partition("=")

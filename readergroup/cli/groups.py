@@ -59,7 +59,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
         state = found.state
         waiting = summary(client.store, group)
         wait = None if waiting.due is None else max(0.0, waiting.due - client.clock.time())
-        deleted = _deleted_streams(client, state)
+        deleted = () if as_json else _deleted_streams(client, state)
     if as_json:
         print_json(
             {
@@ -109,8 +109,12 @@ def _say_deleted(streams: Sequence[str]) -> None:
 
 def config_in_words(config: rg.ReaderGroupConfig) -> str:
     """Return the settings as ``group create`` and ``group configure`` take them."""
-    fields = [field for field in type(config).model_fields if field not in ("streams", "start", "end")]
-    return ", ".join(f"{field}={_setting(getattr(config, field))}" for field in fields)
+    return ", ".join(f"{field}={_setting(getattr(config, field))}" for field in setting_names())
+
+
+def setting_names() -> Sequence[str]:
+    """Return the fields of the config that ``group create`` and ``group configure`` take as FIELD=VALUE."""
+    return [field for field in rg.ReaderGroupConfig.model_fields if field not in ("streams", "start", "end")]
 
 
 def _setting(value: float | str) -> str:
@@ -124,8 +128,9 @@ def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     If many events remain, their number is estimated from the size of the next events.
     """
     with session(context).connect() as client:
-        found = client.groups.get(group).lag()
-        deleted = _deleted_streams(client, client.groups.get(group).state)
+        behind = client.groups.get(group)
+        found = behind.lag()
+        deleted = () if as_json else _deleted_streams(client, behind.state)
     if as_json:
         print_json({"group": group, **found.totals._asdict(), "segments": dict(found.segments)})
     else:

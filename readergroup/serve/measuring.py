@@ -18,6 +18,10 @@ from ..group.reader_group import ReaderGroup
 from ..group.updater import GroupUpdater
 from ..streams.config import SegmentId
 
+#: When, on the clock, the lease of a reader that has one was seen to change, or was seen first; by reader and
+#: incarnation.
+RenewedAt = Mapping[tuple[str, int], float]
+
 
 class Measured(NamedTuple):
     """A group at one moment."""
@@ -25,8 +29,7 @@ class Measured(NamedTuple):
     state: ReaderGroupState
     revision: Revision
     lag: GroupLag
-    #: When, on the clock, the lease of each reader that has one was seen to change, or was seen first.
-    renewed_at: Mapping[str, float]
+    renewed_at: RenewedAt
     #: Where the group stands in each segment.
     positions: Mapping[SegmentId, int]
     stored: Mapping[SegmentId, StoredSegment]
@@ -66,21 +69,28 @@ class GroupMeter:
         lag = group_lag(state, offsets, synchronizer.store, self._clock.time(), self._memory)
         return Measured(state, revision, lag, self._see(state, leases), offsets, self._memory.stored())
 
-    def _see(self, state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[str, float]:
+    def _see(self, state: ReaderGroupState, leases: Mapping[str, bytes]) -> RenewedAt:
         """Return when the lease of each reader was seen to change."""
         now = self._clock.monotonic()
-        seen, renewed_at = {}, {}
+        seen = {}
         for reader, found in state.readers.items():
             if found.lease is not None:
                 key, value = (reader, found.incarnation), lease_value(found, leases)
                 before = self._seen_leases.get(key)
                 seen[key] = before if before is not None and before[0] == value else (value, now)
-                renewed_at[reader] = seen[key][1]
         self._seen_leases = seen
-        return renewed_at
+        return {key: since for key, (_, since) in seen.items()}
 
 
-def expired(state: ReaderGroupState, renewed_at: Mapping[str, float], now: float) -> Set[str]:
-    """Return the readers whose leases have not changed for so long that other readers would declare them dead."""
-    timeout = state.config.reader_timeout_seconds
-    return {reader for reader in state.readers if now - renewed_at.get(reader, now) > timeout}
+def silent_seconds(state: ReaderGroupState, renewed_at: RenewedAt, now: float) -> Mapping[str, float]:
+    """Return how long the lease of each reader that has one has not changed."""
+    return {
+        reader: now - renewed_at.get((reader, found.incarnation), now)
+        for reader, found in state.readers.items()
+        if found.lease is not None
+    }
+
+
+def expired(state: ReaderGroupState, silent: Mapping[str, float]) -> Set[str]:
+    """Return the readers that have been silent for so long that other readers would declare them dead."""
+    return {reader for reader, seconds in silent.items() if seconds > state.config.reader_timeout_seconds}

@@ -23,7 +23,7 @@ from .audience import Audience
 from .flow import FlowMeter, WriteMeter
 from .history import GroupHistory
 from .letters import LetterStreams
-from .measuring import GroupMeter, expired
+from .measuring import GroupMeter, expired, silent_seconds
 from .retries import WaitingRetries
 from .sample import GroupSample, Sample
 
@@ -255,7 +255,7 @@ class Sampler:
         history.see(measured.state, measured.revision, at)
         history.see_lag(measured.lag)
         retries = self.retries.of(name)
-        dead = expired(measured.state, measured.renewed_at, self._clock.monotonic())
+        dead = expired(measured.state, silent_seconds(measured.state, measured.renewed_at, self._clock.monotonic()))
         return GroupSample(name, measured.state, measured.revision, measured.lag, at, retries, flow.see(measured), dead)
 
     def _outbox_lag(self) -> tuple[int, float] | None:

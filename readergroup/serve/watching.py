@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,7 +24,7 @@ from ..group.words import words
 from ..scaling.autoscale import ROLE
 from .audience import Audience
 from .documents import Document, changes, encode, group_document
-from .measuring import GroupMeter, expired
+from .measuring import GroupMeter, RenewedAt, expired, silent_seconds
 from .sample import GroupSample
 from .sampler import BUSY, Sampler
 
@@ -85,7 +85,7 @@ class GroupWatch:
         self._group = self._client.groups.get(name)
         self._meter = GroupMeter(self._client, self._group)
         self._feed = self._group.synchronizer.transitions()
-        self._renewed_at: Mapping[str, float] = {}  # as `Measured` has it
+        self._renewed_at: RenewedAt = {}
         self._sample: GroupSample | None = None
         self._wanted_readers: int | None = None
         self._lag_at = self._left_at = self._clock.monotonic()
@@ -183,14 +183,14 @@ class GroupWatch:
         self._publish(self._sample)
 
     def _publish(self, sample: GroupSample, *, error: str | None = None) -> None:
-        now = self._clock.monotonic()
-        dead = expired(sample.state, self._renewed_at, now)
+        silent = silent_seconds(sample.state, self._renewed_at, self._clock.monotonic())
+        dead = expired(sample.state, silent)
         readers = {
             reader: {
-                "lease_seconds": None if found.lease is None else round(now - self._renewed_at.get(reader, now), 1),
+                "lease_seconds": round(silent[reader], 1) if reader in silent else None,
                 "expired": reader in dead,
             }
-            for reader, found in sample.state.readers.items()
+            for reader in sample.state.readers
         }
         before = None if self.newest is None else self.newest.document
         document = group_document(sample, self._sampler.history(self.name), readers, before)

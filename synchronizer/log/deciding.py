@@ -25,7 +25,7 @@ from .replica import Replica, Transition
 
 R = TypeVar("R")
 
-#: The first update of each class is tried with a snapshot of the state, if it has at most so many bytes: in 1 ms.
+#: In a state of at most this size, the first update of each class is also tried with a snapshot. That takes 1 ms.
 _SMALL_STATE_BYTES: Final = 16 * 1024
 
 NO_ATTRIBUTES: Final[Mapping[str, AttributeChange]] = MappingProxyType({})

@@ -151,43 +151,41 @@ def test_pools_of_several_groups_drain_together(store: FailingStore) -> None:
     assert [each.ended() for each in running] == [(None,), (None,)]
 
 
+class Hanging:
+    """A call that this number of threads make, and that returns to none of them before the client is closed."""
+
+    def __init__(self, threads: int) -> None:
+        self._begun, self._goes_on = threading.Barrier(threads + 1), threading.Event()
+
+    def call(self, _: object) -> None:
+        self._begun.wait(PATIENCE_SECONDS)
+        self._goes_on.wait(PATIENCE_SECONDS)
+
+    def seconds_to_close(self, client: rg.Client) -> float:
+        self._begun.wait(PATIENCE_SECONDS)
+        began = time.monotonic()
+        client.close()
+        self._goes_on.set()
+        return time.monotonic() - began
+
+
 def test_listeners_of_several_groups_are_waited_for_together(
     store: FailingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("readergroup.group.reader_group._CLOSE_SECONDS", 0.5)
-    client, goes_on = rg.Client(store), threading.Event()
-    begun = threading.Barrier(5)
-
-    def listen(_: object) -> None:
-        begun.wait(PATIENCE_SECONDS)
-        goes_on.wait(PATIENCE_SECONDS)
-
+    client, hanging = rg.Client(store), Hanging(4)
     for number in range(4):
-        client.groups.create(f"g{number}", streams=[STREAM]).segment_notifier.register_listener(listen)
-    begun.wait(PATIENCE_SECONDS)
-    began = time.monotonic()
-    client.close()
-    goes_on.set()
-    assert time.monotonic() - began < 5.0  # as long as one notifier waits by itself
+        client.groups.create(f"g{number}", streams=[STREAM]).segment_notifier.register_listener(hanging.call)
+    assert hanging.seconds_to_close(client) < 5.0  # as long as one notifier waits by itself
 
 
 def test_recordings_are_waited_for_together(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("readergroup.record.recorder.CLOSE_SECONDS", 1.0)
-    client, goes_on = rg.Client(store), threading.Event()
-    begun = threading.Barrier(6)
-
-    def look(_: NotificationRecording) -> None:
-        begun.wait(PATIENCE_SECONDS)
-        goes_on.wait(PATIENCE_SECONDS)
-
-    monkeypatch.setattr(NotificationRecording, "_look", look)
+    client, hanging = rg.Client(store), Hanging(5)
+    monkeypatch.setattr(NotificationRecording, "_look", lambda recording: hanging.call(recording))
     for number in range(5):
         client.groups.create(f"g{number}", streams=[STREAM]).record_notifications()
-    begun.wait(PATIENCE_SECONDS)
-    began = time.monotonic()
-    client.close()
-    goes_on.set()
-    assert time.monotonic() - began < 4.0
+    assert hanging.seconds_to_close(client) < 4.0
 
 
 def test_timeouts_of_writers_begin_together(store: FailingStore) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from synchronizer import InvalidArgumentError
-from synchronizer.callables import check_callable, check_returned, check_takes
+from synchronizer.callables import check_callable, check_returned
 
 from ..data.block import Headers
 from ..data.moments import time_of
@@ -37,8 +37,7 @@ def open_writer(
     elif isinstance(event_time, str):
         raise InvalidArgumentError('event_time must be "now" or a function of the event', event_time=event_time)
     else:
-        check_callable(event_time, "event_time")
-        check_takes(event_time, "event_time", "event", stream=stream)
+        check_callable(event_time, "event_time", takes="event", stream=stream)
         event_time = _checked(event_time)
         kind = _TimedWriter
     return kind(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
-from synchronizer.callables import check_callable, check_takes
+from synchronizer.callables import check_callable
 from synchronizer.clock import Deadline
 from synchronizer.errors import ClosedError, DeadlineExceededError, LeaseLostError
 from synchronizer.liveness.keeper import Keeper
@@ -202,8 +202,7 @@ class LeaderElection:
         One thread of the election calls all listeners, one after the other: return soon. An error of a listener is
         logged.
         """
-        check_callable(listener, "a listener")
-        check_takes(listener, "a listener", "fencing_token", election=self.name)
+        check_callable(listener, "a listener", takes="fencing_token", election=self.name)
         self._on_elected.append(listener)
         self._start_telling()
         return listener
@@ -214,8 +213,7 @@ class LeaderElection:
         That is when it resigns, when it is removed, and when the store is unavailable and the lease may have expired.
         If the lease has not expired after all, `on_elected` is called again with the same token.
         """
-        check_callable(listener, "a listener")
-        check_takes(listener, "a listener", "", election=self.name)
+        check_callable(listener, "a listener", takes="", election=self.name)
         self._on_lost.append(listener)
         self._led = self._token()
         self._start_telling()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
-from synchronizer.callables import check_callable, check_takes
+from synchronizer.callables import check_callable
 from synchronizer.errors import ClosedError, DeadlineExceededError
 from synchronizer.log.replica import AppliedUpdate
 from synchronizer.loggers import get_logger
@@ -128,8 +128,7 @@ class Membership:
         return self._listen("dead", listener)
 
     def _listen(self, what: str, listener: Listener) -> Listener:
-        check_callable(listener, "a listener")
-        check_takes(listener, "a listener", "member_id", membership=self.name)
+        check_callable(listener, "a listener", takes="member_id", membership=self.name)
         with self._lock:
             self._check_open()
             self._listeners.append((what, listener))

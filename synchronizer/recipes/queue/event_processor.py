@@ -9,7 +9,7 @@ from typing import Final, TypedDict
 
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.backoff import Backoff
-from synchronizer.callables import check_callable, check_takes
+from synchronizer.callables import check_callable
 from synchronizer.clock import Clock, growing_pause
 from synchronizer.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 from synchronizer.liveness.keeper import Keeper
@@ -90,11 +90,9 @@ class EventProcessor(EventQueue):
     ) -> None:
         together = max_batch
         if handler is not None:
-            check_callable(handler, "a handler", queue=name)
-            check_takes(handler, "handler", "event", queue=name)
+            check_callable(handler, "a handler", takes="event", queue=name)
         if batch_handler is not None:
-            check_callable(batch_handler, "a batch_handler", queue=name)
-            check_takes(batch_handler, "batch_handler", "events", queue=name)
+            check_callable(batch_handler, "a batch_handler", takes="events", queue=name)
         if handler is not None and batch_handler is None:
             batch_handler, together = _one_by_one(handler), 1
         elif handler is not None or batch_handler is None:

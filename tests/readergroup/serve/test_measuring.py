@@ -9,7 +9,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.group import lag as lag_module
-from readergroup.serve.measuring import GroupMeter
+from readergroup.serve.measuring import GroupMeter, expired, silent_seconds
 from readergroup.serve.sampler import Sampler
 from readergroup.streams.config import number_of
 from synchronizer import open_store
@@ -79,3 +79,16 @@ def test_a_look_at_an_idle_group_makes_as_many_calls_with_many_segments_as_with_
     assert few == calls(64)
     assert few.total() <= 10
     assert few["info"] == few["infos"] == 0
+
+
+def test_a_reader_that_joined_again_is_not_as_silent_as_its_predecessor(store_url: str) -> None:
+    with filled(store_url) as client:
+        group = client.groups.get(GROUP)
+        meter = GroupMeter(client, group)
+        with group.reader("r1"):
+            before = meter.measure()
+        much_later = client.clock.monotonic() + 100.0
+        assert expired(before.state, silent_seconds(before.state, before.renewed_at, much_later)) == {"r1"}
+        with group.reader("r1"):
+            state = group.synchronizer.fetch_updates()
+            assert silent_seconds(state, before.renewed_at, much_later) == {"r1": 0.0}
