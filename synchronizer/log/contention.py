@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Final
 
 from ..clock import Clock, Deadline, SystemClock, growing_pause
 from ..errors import ReaderGroupError
 from ..store import SegmentStore
-from .time_slices import time_slices
+from ..threads.alarms import Alarms
 
 #: A lost race adds this much to a process's contention, and each append takes 1 off. From ``QUEUE_FROM`` on it queues
 #: for the store's fair lock. The weight makes frequent winners queue as well: a queue that they stay out of would keep
@@ -35,6 +37,14 @@ MAX_PAUSE_SECONDS: Final = 5.0
 #: A process whose next call follows within this time keeps the lock for it, until its time slice is over. Handing the
 #: lock over costs more than a call.
 FOLLOWS_SECONDS: Final = 0.001
+#: How long a process may keep the fair lock for calls of its own after the first one of its turn. Eight processes that
+#: contend then each get their turn within about 30 to 45 ms.
+SLICE_SECONDS: Final = 0.0025
+#: How long before its turn a process reads what the others have written: about as long as one of their turns.
+READ_AHEAD_SECONDS: Final = 0.004
+
+_time_slices: Final = Alarms("time-slices")
+_readings: Final = Alarms("reading-ahead")
 
 
 def _release(lock: AbstractContextManager[bool]) -> None:
@@ -81,7 +91,10 @@ class FairQueue:
     thread has it, the next call takes it, and the end of the slice releases it.
     """
 
-    def __init__(self, store: SegmentStore, segment: str, clock: Clock) -> None:
+    def __init__(
+        self, store: SegmentStore, segment: str, clock: Clock, read: Callable[[Deadline], object]
+    ) -> None:
+        """``read`` catches up with the other processes. Another thread calls it shortly before the turn of this one."""
         self._store = store
         self._segment = segment
         self._clock = clock
@@ -96,6 +109,11 @@ class FairQueue:
         self._slice_end = -math.inf
         # Slices are of real time. A clock that a test moves would never end one.
         self._has_slices = isinstance(clock, SystemClock)
+        self._read = read
+        # A server on the same machine would have more to do, and be slower for the process whose turn it is.
+        self._reads_ahead = self._has_slices and not store.guarantees.many_hosts
+        self._waiting: float | None = None  # since when
+        self._last_wait = 0.0
 
     def won_race(self) -> None:
         if self._slice_end == -math.inf:  # in a slice, a process wins because it has the lock
@@ -117,13 +135,19 @@ class FairQueue:
         patience = PATIENCE_SECONDS if self._backoff.is_reset else self._backoff.patience(self._clock.monotonic())
         if not patience or (self._contention < QUEUE_FROM and not self._others_are_waiting()):
             return False
-        follows = self._has_slices and self._clock.monotonic() - self._left_at < FOLLOWS_SECONDS
+        self._waiting = now = self._clock.monotonic()
+        follows = self._has_slices and now - self._left_at < FOLLOWS_SECONDS
         try:
+            if self._reads_ahead and self._last_wait > 2 * READ_AHEAD_SECONDS:
+                self._read_before_turn()
             has_lock = self._wait(deadline.remaining(patience))
         except ReaderGroupError:  # if the cause persists, the next call of the store raises it
             self._place = None
             return False
+        finally:
+            self._waiting = None
         if has_lock:
+            self._last_wait = self._clock.monotonic() - now
             self._backoff.acquired()
             self._slice_end = -math.inf
             self._begins_slice = follows
@@ -144,13 +168,14 @@ class FairQueue:
             self._left_at = self._clock.monotonic()  # after that: the end of the slice misses no lock
             if self._left_at >= self._slice_end:
                 self._end_slice()
+                self._left_at = self._clock.monotonic()  # the release may have taken longer than `FOLLOWS_SECONDS`
             self._place = None
 
     def _begin_slice(self) -> None:
         """Begin it when the first call ends: what that one had to catch up with is no part of the slice."""
         self._begins_slice = False
         with suppress(ReaderGroupError):  # no thread: it works without slices too
-            self._slice_end = time_slices.begin(self._end_slice)
+            self._slice_end = _time_slices.call_after(SLICE_SECONDS, self._end_slice)
 
     def _end_slice(self) -> None:
         while self._kept:
@@ -174,6 +199,19 @@ class FairQueue:
         lock = self._store.fair_lock(self._segment, patience)
         self._place = threading.get_ident(), lock  # before it is taken: an interrupted thread releases it
         return lock.__enter__()
+
+    def _read_before_turn(self) -> None:
+        """Let another thread read while this one waits, so that less is left to read in its turn.
+
+        Assume that the wait takes as long as the last one.
+        """
+        with suppress(ReaderGroupError):  # no thread: its turn takes longer
+            _readings.call_after(self._last_wait - READ_AHEAD_SECONDS, partial(self._read_ahead, self._waiting))
+
+    def _read_ahead(self, waiting: float | None) -> None:
+        if self._waiting == waiting:  # else its turn came earlier
+            with suppress(ReaderGroupError):  # if the cause persists, the read in its turn raises it
+                self._read(Deadline(self._clock, PATIENCE_SECONDS))
 
     def _others_are_waiting(self) -> bool:
         """Probe the lock now and then; return whether processes wait that lose every race to this one."""

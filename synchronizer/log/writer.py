@@ -46,7 +46,7 @@ class LogWriter(Generic[S]):
     def __init__(self, follower: LogFollower[S], state_limit_bytes: int) -> None:
         writer_id = secrets.token_bytes(8)
         self._follower = follower
-        self._queue = FairQueue(follower.log.store, follower.log.segment, follower.clock)
+        self._queue = FairQueue(follower.log.store, follower.log.segment, follower.clock, follower.fetch)
         self._batcher = EntryBatcher(follower, writer_id, self._queue)
         self._decider = Decider(follower, self._batcher, self._queue, writer_id, state_limit_bytes)
 

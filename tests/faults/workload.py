@@ -121,7 +121,8 @@ class Workload:
         threads = (thread for thread in threading.enumerate() if isinstance(thread, BackgroundThread))
         # A thread that takes a lock repeatedly has a participant for as long, a writer is closed when it failed, and a
         # pool replaces a worker that failed.
-        passing = "lock/repeated", "writers", "deletions of", "delayed-calls", "time-slices", "worker ", "group/pooled"
+        calls = "delayed-calls", "time-slices", "reading-ahead"
+        passing = "lock/repeated", "writers", "deletions of", "worker ", "group/pooled", *calls
         return {thread.name for thread in threads if not thread.name.startswith(passing)}
 
     # ------------------------------------------------------------------ what it does

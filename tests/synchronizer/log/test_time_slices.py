@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
 from synchronizer import Clock, ManualClock, SegmentStore, SystemClock, open_store
 from synchronizer.clock import Deadline
-from synchronizer.log import contention, time_slices
+from synchronizer.log import contention
 from synchronizer.log.contention import FairQueue
-from synchronizer.log.time_slices import TimeSlices
+from synchronizer.threads.alarms import Alarms
 from tests.interrupts import interrupts
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -30,11 +31,11 @@ def store(store_url: str) -> Iterator[SegmentStore]:
 def own_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls follow however slow the machine is, and no slice of another test delays the end of one."""
     monkeypatch.setattr(contention, "FOLLOWS_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(contention, "time_slices", TimeSlices())
+    monkeypatch.setattr(contention, "_time_slices", Alarms("time-slices"))
 
 
 def contended(store: SegmentStore, clock: Clock | None = None) -> FairQueue:
-    queue = FairQueue(store, "s", clock or SystemClock())
+    queue = FairQueue(store, "s", clock or SystemClock(), read=lambda deadline: None)
     for _ in range(6):
         queue.lost_race()
     return queue
@@ -58,7 +59,7 @@ def is_free(store: SegmentStore) -> bool:
 
 
 def test_a_call_that_follows_keeps_the_lock_for_the_next(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
     queue = contended(store)
     assert call(queue)
     assert is_free(store)
@@ -73,7 +74,7 @@ def test_a_call_that_follows_keeps_the_lock_for_the_next(store: SegmentStore, mo
 def test_a_lock_that_is_kept_is_released_at_the_end_of_the_slice(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_slices, "SLICE_SECONDS", 0.05)
+    monkeypatch.setattr(contention, "SLICE_SECONDS", 0.05)
     queue = contended(store)
     assert call(queue)
     for _ in range(3):
@@ -87,12 +88,12 @@ def test_a_slice_begins_when_the_first_call_of_a_turn_ends(
 ) -> None:
     begun = threading.Event()
 
-    class Slices(TimeSlices):
-        def begin(self, at_end: object) -> float:
+    class Slices(Alarms):
+        def call_after(self, seconds: float, call: object) -> float:
             begun.set()
             return SystemClock().monotonic() + NO_END
 
-    monkeypatch.setattr(contention, "time_slices", Slices())
+    monkeypatch.setattr(contention, "_time_slices", Slices("time-slices"))
     queue = contended(store)
     assert call(queue)
     try:
@@ -108,7 +109,7 @@ def test_a_slice_begins_when_the_first_call_of_a_turn_ends(
 def test_a_call_that_takes_longer_than_the_slice_holds_the_lock_to_its_end(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
     queue = contended(store)
     assert call(queue)
     assert call(queue)
@@ -138,7 +139,7 @@ def test_a_slice_that_ends_just_before_the_lock_is_kept_keeps_nothing(
                 queue._end_slice()
             return now
 
-    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
     queue = contended(store, clock := SlowClock())
     assert call(queue)
     assert call(queue)
@@ -148,9 +149,34 @@ def test_a_slice_that_ends_just_before_the_lock_is_kept_keeps_nothing(
     assert is_free(store)
 
 
+def test_a_call_follows_one_whose_release_of_the_lock_took_long(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LateClock(SystemClock):
+        late = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.late
+
+    def release(lock: AbstractContextManager[bool]) -> None:
+        lock.__exit__(None, None, None)
+        clock.late += PATIENCE_SECONDS / 2
+
+    clock = LateClock()
+    monkeypatch.setattr(contention, "FOLLOWS_SECONDS", PATIENCE_SECONDS / 4)
+    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
+    monkeypatch.setattr(contention, "_release", release)
+    queue = contended(store, clock)
+    assert call(queue)
+    assert is_free(store)
+    assert call(queue)
+    assert not is_free(store)
+    queue._end_slice()
+
+
 def test_a_call_that_does_not_follow_keeps_nothing(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "FOLLOWS_SECONDS", 0)
-    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
     queue = contended(store)
     for _ in range(3):
         assert call(queue)
@@ -171,7 +197,7 @@ def test_an_interrupted_call_leaves_no_lock_behind(store: SegmentStore) -> None:
 
 
 def test_an_interrupted_call_keeps_the_lock_once(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
     queue = contended(store)
     for run in interrupts(lambda: call(queue), before=lambda: _contend(queue)):
         assert len(queue._kept) <= 1, run.place
@@ -182,25 +208,3 @@ def test_an_interrupted_call_keeps_the_lock_once(store: SegmentStore, monkeypatc
 def _contend(queue: FairQueue) -> None:
     for _ in range(6):
         queue.lost_race()
-
-
-def test_the_thread_ends_when_there_are_no_slices_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slices, "LINGER_SECONDS", 0.01)
-    slices, ended = TimeSlices(), threading.Event()
-    for _ in range(3):
-        ended.clear()
-        slices.begin(ended.set)
-        assert ended.wait(PATIENCE_SECONDS)
-        until(lambda: slices._thread is None)
-
-
-@pytest.mark.unexpected_errors
-def test_an_error_at_the_end_of_a_slice_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    slices, ended = TimeSlices(), threading.Event()
-
-    def fail() -> None:
-        raise KeyError("nobody thought of this")
-
-    slices.begin(fail)
-    slices.begin(ended.set)
-    assert ended.wait(PATIENCE_SECONDS)

@@ -196,7 +196,7 @@ def test_an_interrupted_look_at_the_line_leaves_nobody_in_it(
     stores: list[SegmentStore], sparsely: int, sessions: Sessions | None
 ) -> None:
     one, other = stores
-    queue = FairQueue(one, "s", SystemClock())
+    queue = FairQueue(one, "s", SystemClock(), read=lambda deadline: None)
 
     def look() -> None:
         queue._calls_until_probe = 1
