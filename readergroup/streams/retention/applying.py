@@ -1,7 +1,7 @@
 """Applies the retention policies of a store's streams. `maintenance` says when, and in which process.
 
 The history of a stream in the registry is a `History`. A writer also counts its bytes, and makes its stream due after a
-sixteenth of ``max_bytes``.
+eighth of ``max_bytes``.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ if TYPE_CHECKING:  # a report loads it
 REGISTRY: Final = "readergroup/retention"
 #: A policy with a short ``max_age`` is applied more often, down to this.
 _SHORTEST_INTERVAL_SECONDS: Final = 1.0
+#: A writer makes its stream due after it has stored this part of ``max_bytes``. With a smaller part the policy would be
+#: applied all the time while a stream of some ten MiB is written at full speed.
+_SHARE: Final = 1 / 8
 #: A writer never makes its stream due after fewer bytes.
 _LEAST_BYTES: Final = 256 * 1024
 
@@ -62,7 +65,7 @@ class _Budget:
 
     def __init__(self, policy: RetentionPolicy) -> None:
         assert policy.max_bytes is not None
-        self.limit = max(_LEAST_BYTES, int(policy.max_bytes * PRECISION))
+        self.limit = max(_LEAST_BYTES, int(policy.max_bytes * _SHARE))
         self.left = self.limit
         self.stored = 0  # since the policy was applied
 
