@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         StateSynchronizer,
         StateTooLargeError,
         StoreFullError,
+        StorePermissionError,
         StoreUnavailableError,
         Transition,
         TruncatedError,
@@ -231,6 +232,7 @@ __all__ = [
     "StateSynchronizer",
     "StateTooLargeError",
     "StoreFullError",
+    "StorePermissionError",
     "StoreUnavailableError",
     "StreamBeingCopiedError",
     "StreamConfig",
@@ -304,8 +306,8 @@ _MODULES = {
         "HandlingLatency HeldLock InvalidArgumentError LeaderElection LeaseLostError Lock ManualClock Map "
         "Membership NotFoundError OutcomeUnknownError QueuedEvent ReaderGroupError Retries Revision "
         "SealedError Semaphore SetChange SharedConfig SharedCounter SharedMap SharedSet State "
-        "StateSynchronizer StateTooLargeError StoreFullError StoreUnavailableError Transition TruncatedError "
-        "UnknownUpdateError UnsupportedError Update ValueChange background_errors"
+        "StateSynchronizer StateTooLargeError StoreFullError StorePermissionError StoreUnavailableError Transition "
+        "TruncatedError UnknownUpdateError UnsupportedError Update ValueChange background_errors"
     ),
 }
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         SealedError,
         StateTooLargeError,
         StoreFullError,
+        StorePermissionError,
         StoreUnavailableError,
         TruncatedError,
         UnknownUpdateError,
@@ -125,6 +126,7 @@ __all__ = [
     "StateSynchronizer",
     "StateTooLargeError",
     "StoreFullError",
+    "StorePermissionError",
     "StoreUnavailableError",
     "SynchronizerOptions",
     "SystemClock",
@@ -146,7 +148,7 @@ _MODULES = {
     ".errors": (
         "AlreadyExistsError BrokenBarrierError ClosedError CorruptStateError CorruptStoreError "
         "DeadlineExceededError HandlerError InvalidArgumentError LeaseLostError NotFoundError "
-        "OutcomeUnknownError ReaderGroupError SealedError StateTooLargeError StoreFullError "
+        "OutcomeUnknownError ReaderGroupError SealedError StateTooLargeError StoreFullError StorePermissionError "
         "StoreUnavailableError TruncatedError UnknownUpdateError UnsupportedError"
     ),
     ".log.entries": "Revision",

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from .call_limits import call_limit
 from .clock import Clock, Deadline
-from .errors import StoreFullError, StoreUnavailableError
+from .errors import StoreFullError, StorePermissionError, StoreUnavailableError
 from .threads.flag import Flag
 
 R = TypeVar("R")
@@ -29,8 +29,10 @@ class Backoff:
         self._stop = stop or Flag()
         self._pause = FIRST_PAUSE_SECONDS
 
-    def wait(self) -> bool:
-        """Pause, and return whether to try again."""
+    def wait(self, problem: BaseException | None = None) -> bool:
+        """Pause, and return whether to try again. Raise ``problem`` if it is that a right is missing."""
+        if isinstance(problem, StorePermissionError):
+            raise problem
         if self._deadline.passed:
             return False
         pause, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE_SECONDS)
@@ -39,7 +41,8 @@ class Backoff:
     def retry(self, attempt: Callable[[], R]) -> R:
         """Return the result of ``attempt``, repeated while the store is unavailable or full. Then raise its last error.
 
-        The error tells how many attempts failed, and for how long. Use it only for calls that may be repeated.
+        The error tells how many attempts failed, and for how long. A `StorePermissionError` is raised at once. Use it
+        only for calls that may be repeated.
         """
         failures, since = 0, 0.0
         before = call_limit.deadline
@@ -51,7 +54,7 @@ class Backoff:
                 except (StoreUnavailableError, StoreFullError) as error:
                     since = since if failures else self._clock.monotonic()
                     failures += 1
-                    if not self.wait():
+                    if not self.wait(error):
                         seconds = round(self._clock.monotonic() - since, 3)
                         error.facts = {**error.facts, "attempts": failures, "failing_for_seconds": seconds}
                         raise

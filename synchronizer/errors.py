@@ -92,6 +92,14 @@ class StoreUnavailableError(ReaderGroupError, ConnectionError):
     retryable = True
 
 
+class StorePermissionError(StoreUnavailableError, PermissionError):
+    """The store's user lacks a right. The message names the right, or the page that lists all of them.
+
+    `SegmentStore.append` did nothing; other calls may have. A call raises it at once, without waiting for its timeout.
+    Background threads try again, so they continue when the right is granted.
+    """
+
+
 class StoreFullError(ReaderGroupError, OSError):
     """The disk or quota of the store is full. The call had no effect; it succeeds once there is room again."""
 

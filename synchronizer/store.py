@@ -145,9 +145,9 @@ class SegmentStore(ABC):
     """Segments by name. Threads may share a store; a forked child may not (`ClosedError`).
 
     Every verb raises `NotFoundError` for a segment that does not exist (or was deleted), `ClosedError` after
-    ``close``, and `StoreUnavailableError` when the store cannot be reached. An append then had no effect; ``create``,
-    ``create_together``, ``delete``, ``truncate``, ``seal`` and ``copy_segments``, which may be repeated, may have had
-    theirs.
+    ``close``, and `StoreUnavailableError` when the store cannot be reached, or `StorePermissionError`, a kind of it,
+    when the store's user lacks a right. An append then had no effect; ``create``, ``create_together``, ``delete``,
+    ``truncate``, ``seal`` and ``copy_segments``, which may be repeated, may have had theirs.
 
     A backend must translate only the errors that it knows. Any other `Exception` of its verbs becomes `UnknownOutcome`,
     `StoreUnavailableError` or `StoreFullError` before it reaches the caller, unless its class says

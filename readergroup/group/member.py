@@ -16,6 +16,7 @@ from synchronizer import (
     NotFoundError,
     OutcomeUnknownError,
     StoreFullError,
+    StorePermissionError,
     StoreUnavailableError,
     TransitionFeed,
 )
@@ -259,6 +260,8 @@ class GroupMember:
         """Renew the lease, and wait for a store that is away until the deadline."""
         try:
             is_in = Backoff(self._clock, deadline).retry(self.renew)
+        except StorePermissionError:
+            raise
         except (StoreUnavailableError, StoreFullError) as error:
             raise DeadlineExceededError("the positions were not committed in time; commit again") from error
         if not is_in:

@@ -24,6 +24,7 @@ from synchronizer import (
     OutcomeUnknownError,
     ReaderGroupError,
     StoreFullError,
+    StorePermissionError,
     StoreUnavailableError,
     TruncatedError,
 )
@@ -68,6 +69,8 @@ ARROW_BYTES: Final = 1024 * 1024
 _ATTEMPT_SECONDS: Final = 5.0
 #: The pause between two retries while the store is away.
 _PAUSE_SECONDS: Final = 0.02
+#: The same after the store has refused a call, which only a person can change.
+_PAUSE_WITHOUT_RIGHT_SECONDS: Final = 0.5
 
 
 @runtime_checkable
@@ -456,7 +459,9 @@ class Reader(Generic[T]):
         if is_away and not self._is_cut_off:
             self._logger.warning("reader %s waits, and tries again: %s", self.reader_id, error)
         self._is_cut_off = is_away
-        self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
+        is_refused = isinstance(error, StorePermissionError)
+        pause = _PAUSE_WITHOUT_RIGHT_SECONDS if is_refused else _PAUSE_SECONDS
+        self._clock.wait(self._pause, deadline.remaining(pause))
 
     def _look_for_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
         """Return the next batch, without waiting for one. Raise `EndOfDataError` if none will come."""

@@ -17,6 +17,7 @@ from synchronizer import (
     Revision,
     SegmentStore,
     StateSynchronizer,
+    StorePermissionError,
     StoreUnavailableError,
     Update,
 )
@@ -159,6 +160,8 @@ class StreamMetadata:
             return self.backoff(deadline).retry(lambda: self.store.create_together(created))
         except AlreadyExistsError:
             return False
+        except StorePermissionError:
+            raise
         except StoreUnavailableError as error:
             raise DeadlineExceededError(
                 "the store did not confirm in time that the stream was created; create it again",

@@ -235,7 +235,10 @@ class LogFollower(Generic[S]):
         )
 
     def retry(self, deadline: Deadline, call: Callable[[], R]) -> R:
-        """Return the result of ``call``, repeated while the store is unavailable. Raise at the deadline."""
+        """Return the result of ``call``, repeated while the store is unavailable. Raise at the deadline.
+
+        Raise `StorePermissionError` at once.
+        """
         backoff, before = self.backoff(deadline), call_limit.deadline
         try:
             call_limit.deadline = deadline
@@ -251,8 +254,11 @@ class LogFollower(Generic[S]):
         return Backoff(self.clock, deadline, self.closing)
 
     def wait(self, backoff: Backoff, problem: BaseException, at_deadline: str) -> None:
-        """Pause before another attempt. Raise after `close`, or ``at_deadline`` when the deadline has passed."""
-        if backoff.wait():
+        """Pause before another attempt. Raise after `close`, or ``at_deadline`` when the deadline has passed.
+
+        A missing right is raised at once.
+        """
+        if backoff.wait(problem):
             return
         if self.closing.is_set():
             raise ClosedError("the object, or its client, was closed", segment=self.log.segment)

@@ -173,7 +173,7 @@ class Merge:
         try:
             return change_together(self._store, changes)
         except (StoreUnavailableError, StoreFullError) as error:
-            if not self._backoff.wait():
+            if not self._backoff.wait(error):
                 raise self._not_merged() from error
             return False
 

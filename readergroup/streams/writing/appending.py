@@ -14,6 +14,7 @@ from synchronizer import (
     ReaderGroupError,
     SealedError,
     SegmentStore,
+    StorePermissionError,
     SystemClock,
 )
 from synchronizer.backoff import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
@@ -32,7 +33,7 @@ _CLOCK: Final = SystemClock()  # a clock that a test moves stands still while a 
 
 class OnTrouble(Protocol):
     def __call__(self, error: BaseException, *, is_late: bool) -> object:
-        """Note that the store has not taken an append; ``is_late``: for longer than the timeout."""
+        """Note that the store has not taken an append; ``is_late``: for the timeout, or because a right is missing."""
 
 
 class Effort:
@@ -51,7 +52,7 @@ class Effort:
             survive(error, self._name)
         elif not error.retryable and not isinstance(error, OutcomeUnknownError):
             raise error
-        self._on_trouble(error, is_late=self._late.passed)
+        self._on_trouble(error, is_late=self._late.passed or isinstance(error, StorePermissionError))
 
     def next_attempt(self) -> float:
         """Return when the next attempt is due. The pauses grow with each call."""

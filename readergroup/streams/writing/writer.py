@@ -46,6 +46,7 @@ from synchronizer import (
     OutcomeUnknownError,
     ReaderGroupError,
     SealedError,
+    StorePermissionError,
     SystemClock,
 )
 from synchronizer.arguments import check_duration, check_items
@@ -131,13 +132,14 @@ class EventWriter(Generic[T]):
     While the store is away the writer keeps up to 16 MiB of events and stores them when the store is back, each once
     and in order, without your help. ``timeout`` is how many seconds a call waits: then a ``flush``, and a ``write``
     without room, raise `DeadlineExceededError`. The first ``write`` after ``timeout`` seconds without progress raises
-    it once, too. Its facts count the events that are not stored (``events_not_stored``), and those that were sent
-    without an answer (``events_in_doubt``); the writer keeps retrying both.
+    it once, too. If the store's user lacks a right, these calls raise `StorePermissionError` without waiting. The facts
+    of both errors count the events that are not stored (``events_not_stored``), and those that were sent without an
+    answer (``events_in_doubt``); the writer keeps retrying both.
 
-    ``close`` gives up after the timeout. Then the events not stored are lost, and those in doubt may or may not be
-    stored. A sealed or deleted stream and a damaged store end the writer for good: every call raises `failure`. A
-    writer that is still open when the process ends is closed within ten seconds; events that could not be stored are
-    logged.
+    ``close`` gives up after the timeout, or when a right is missing. Then the events not stored are lost, and those in
+    doubt may or may not be stored. A sealed or deleted stream and a damaged store end the writer for good: every call
+    raises `failure`. A writer that is still open when the process ends is closed within ten seconds; events that could
+    not be stored are logged.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class EventWriter(Generic[T]):
         self._failure: ReaderGroupError | None = None
         self._failure_told = False
         self._trouble: Exception | None = None  # the store's last error since its last success
-        self._is_late = False  # the store has taken nothing for longer than the timeout
+        self._is_late = False  # the store has taken nothing for longer than the timeout, or refuses it
         self._late_told = False
         state = manager.fetch_state(stream, timeout=self.timeout)
         if state.transactions.open is not None:  # perhaps of an earlier writer
@@ -254,6 +256,7 @@ class EventWriter(Generic[T]):
             EventTooLargeError: The event is over this limit.
             InvalidArgumentError: ``event_time`` has no timezone, or is earlier than a time that the writer has noted.
             DeadlineExceededError: There was no room within the timeout, or the store has taken nothing for that long.
+            StorePermissionError: The store refuses the events, because its user lacks a right.
             OutcomeUnknownError: An event over 8 MiB may be stored, now or later. The writer has failed.
             SealedError: The stream was sealed.
             NotFoundError: The stream was deleted.
@@ -560,18 +563,19 @@ class EventWriter(Generic[T]):
         """Raise the error that the next write raises, if there is one. Lock held."""
         self._check_usable()
         if self._is_late and not self._late_told:
-            raise self._not_stored_yet(
-                "the store has accepted nothing for longer than the timeout; this call wrote nothing"
-            )
+            is_refused = isinstance(self._trouble, StorePermissionError)
+            reason = "refuses earlier events" if is_refused else "has accepted nothing for longer than the timeout"
+            raise self._not_stored_yet(f"the store {reason}; this call wrote nothing")
 
     def wait_for_room(self, *, timeout: float | None = None) -> None:
         """Wait for room, as `write` does, without writing. Returns also if the writer has failed."""
         deadline = Deadline(self._clock, self.timeout if timeout is None else timeout)
+        before = self._trouble
         while True:
             with self._lock:
                 if self._unstored <= MAX_UNSTORED_BYTES or self._failure is not None:
                     return
-                if deadline.passed:
+                if deadline.passed or self._is_refused_since(before):
                     raise self._not_stored_yet("too many bytes are not stored yet; this call wrote nothing, repeat it")
                 progress = self._progress.next_ring()
             wait_on(self._clock, progress, deadline.remaining(1.0))
@@ -648,6 +652,8 @@ class EventWriter(Generic[T]):
 
         Raises:
             DeadlineExceededError: It takes longer. The writer continues, and you can flush again.
+            StorePermissionError: The store refuses the events, because its user lacks a right. The writer continues
+                here too.
         """
         with self._lock:
             self._check_usable()
@@ -659,7 +665,7 @@ class EventWriter(Generic[T]):
         try:
             with self._lock:
                 self._raise_failure()
-                round_number = self._written_upto()
+                round_number, before = self._written_upto(), self._trouble
                 self._flushing.add(call)
                 if self._lanes.have_events and not self._round:
                     self._schedule()
@@ -668,20 +674,25 @@ class EventWriter(Generic[T]):
                     self._raise_failure()
                     if self._rounds_done >= round_number or self._failure is not None:
                         return
-                    if deadline.passed:
+                    if deadline.passed or self._is_refused_since(before):
                         raise self._not_stored_yet("some events are not stored yet; the writer continues, flush again")
                     progress = self._progress.next_ring()
                 wait_on(self._clock, progress, deadline.remaining(1.0))
         finally:
             self._flushing.discard(call)
 
-    def _not_stored_yet(self, message: str) -> DeadlineExceededError:
-        """Return the error of a call whose wait timed out. Lock held."""
+    def _is_refused_since(self, before: Exception | None) -> bool:
+        """Return whether the last attempt, after the one with the error ``before``, lacked a right. Lock held."""
+        return self._trouble is not before and isinstance(self._trouble, StorePermissionError)
+
+    def _not_stored_yet(self, message: str) -> DeadlineExceededError | StorePermissionError:
+        """Return the error of a call that waits no longer. Lock held."""
         self._late_told = True
         facts = {"stream": self.stream, **self._unstored_facts(), "bytes_not_stored": self._unstored}
         if self._trouble is not None:
             facts["cause"] = str(self._trouble)
-        error = DeadlineExceededError(message, **facts)
+        kind = StorePermissionError if isinstance(self._trouble, StorePermissionError) else DeadlineExceededError
+        error = kind(message, **facts)
         error.__cause__ = self._trouble
         return error
 
@@ -699,6 +710,7 @@ class EventWriter(Generic[T]):
 
         Raises:
             DeadlineExceededError: Some events were not stored in time.
+            StorePermissionError: Some events were not stored, because the user of the store lacks a right.
             OutcomeUnknownError: Some events were sent without an answer and may be stored.
         """
         self._close_until(self._deadline(timeout))
@@ -875,7 +887,7 @@ class EventWriter(Generic[T]):
         return Effort(self._name, self._clock, self.timeout, self._is_in_trouble)
 
     def _is_in_trouble(self, error: BaseException, *, is_late: bool) -> None:
-        """Note that the store has not taken an append; ``is_late``: for longer than the timeout."""
+        """Note that the store has not taken an append; ``is_late``: for the timeout, or because a right is missing."""
         with self._lock:
             is_news = is_late and not self._is_late
             self._trouble = error if isinstance(error, Exception) else None
@@ -884,9 +896,15 @@ class EventWriter(Generic[T]):
                 self._lanes.forget_keys()  # so that the next write raises it
             facts = self._unstored_facts()
         if is_news:
+            is_refused = isinstance(error, StorePermissionError)
             _logger.warning(
-                "the store has not accepted what was written to %s for %g s; the writer keeps trying: %s: %s: %s",
-                *(self.stream, self.timeout, facts, type(error).__name__, error),
+                "the store %s what was written to %s%s; the writer keeps trying: %s: %s: %s",
+                "refuses" if is_refused else "has not accepted",
+                self.stream,
+                "" if is_refused else f" for {self.timeout:g} s",
+                facts,
+                type(error).__name__,
+                error,
             )
 
     # ------------------------------------------------------------------ across a scale
@@ -926,13 +944,16 @@ class EventWriter(Generic[T]):
         """Take no more events: the writer was closed, and its deadline has passed."""
         with self._lock:
             is_in_doubt = any(batch.in_doubt for batch in self._round)
-        kind = OutcomeUnknownError if is_in_doubt else DeadlineExceededError
+        kind: type[ReaderGroupError] = OutcomeUnknownError if is_in_doubt else DeadlineExceededError
+        if not is_in_doubt and isinstance(self._trouble, StorePermissionError):
+            kind = StorePermissionError
         before = (
             "all events were stored"
             if is_whole
             else "an earlier write, perhaps a cancelled one, had ended; its other events are lost and not counted"
         )
-        self._fail(kind(f"the writer was closed before {before}"), self._trouble)
+        facts = {} if self._trouble is None else {"cause": str(self._trouble)}
+        self._fail(kind(f"the writer was closed before {before}", **facts), self._trouble)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         """Take no more events, and count those that were not stored."""

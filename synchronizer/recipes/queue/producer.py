@@ -195,7 +195,7 @@ class _Batcher(Batcher[_Batch]):
                     self._backpressure.learn(length=self.cell.length)
                     return batch.end(Status.STORED)
                 continue  # the segment has the number of a batch that all its calls gave up, or none any more
-            if not backoff.wait():
+            if not backoff.wait(problem):
                 self.check_open()
                 raise DeadlineExceededError(
                     "the store did not accept the events in time; nothing was written", segment=self.segment
