@@ -128,6 +128,15 @@ class NatsServer:
         self._end(signal.SIGTERM)
         self.start(until_ready=until_ready)
 
+    def reload(self, settings: Sequence[str]) -> None:
+        """Let the running server take over other settings."""
+        assert self._directory is not None
+        self._settings = settings
+        before = self.monitoring("varz")["config_load_time"]
+        Path(self._directory, "nats.conf").write_text("\n".join(self._configuration()))
+        os.kill(self.pid, signal.SIGHUP)
+        _until(lambda: self.monitoring("varz")["config_load_time"] != before, "the NATS server has not reloaded")
+
     def log(self) -> str:
         return Path(self._directory, "log").read_text(errors="replace") if self._directory else ""
 

@@ -21,7 +21,13 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from synchronizer.clock import SystemClock
-from synchronizer.errors import ClosedError, ReaderGroupError, StoreUnavailableError, UnsupportedError
+from synchronizer.errors import (
+    ClosedError,
+    ReaderGroupError,
+    StorePermissionError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from synchronizer.loggers import get_logger
 from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
@@ -63,6 +69,10 @@ class NotPermittedError(NotSentError):
 
 class AnswerLostError(Exception):
     """The message was sent, and no answer came."""
+
+
+class PerhapsNotPermittedError(AnswerLostError):
+    """The server refused a message, because its user lacks a right: this one, or another one on the same subject."""
 
 
 class _Exchange:
@@ -122,7 +132,7 @@ class NatsConnection:
         self._reconnected_callbacks: list[Callable[[], None]] = []
         self._warnings: set[str] = set()
         self._is_without_jetstream = False
-        self._refusal_of_inbox: StoreUnavailableError | None = None
+        self._refusal_of_inbox: StorePermissionError | None = None
         self.max_payload = 0
         self._loop: nats_loop.HiddenLoop | None = None
         self._was_opened = Flag()
@@ -306,8 +316,8 @@ class NatsConnection:
         """Return the error to raise for a request that is safe to repeat, sent or not."""
         if self._is_closed:
             return self._closed()
-        if isinstance(error, NotPermittedError):
-            return StoreUnavailableError(str(error), url=self._address.url)
+        if isinstance(error, (NotPermittedError, PerhapsNotPermittedError)):
+            return StorePermissionError(str(error), url=self._address.url)
         return self.unavailable(str(error))
 
     def close(self) -> None:
@@ -512,7 +522,7 @@ class NatsConnection:
         if action == "subscription":
             missing = right_for(subject, self._rights.subscribe)
             if subject.startswith(self._inbox.decode().lower()):
-                self._refusal_of_inbox = StoreUnavailableError(
+                self._refusal_of_inbox = StorePermissionError(
                     _missing_right("subscribe to", missing), url=self._address.url
                 )
             self._warn_once(_missing_right("subscribe to", missing))
@@ -525,10 +535,15 @@ class NatsConnection:
             for message, *_ in exchange.messages
             if exchange.is_sent and message.subject.lower() == subject
         }
-        # The subject is in lower case: of two subjects that differ only in case, one may have been stored.
-        is_certain = len(set(refused.values())) == 1
+        kind: type[Exception] = NotPermittedError
+        if len(set(refused.values())) > 1:
+            # The subject is in lower case: of two subjects that differ only in case, one may be permitted.
+            kind = AnswerLostError
+        elif len(refused) > 1:
+            # The right may have been revoked or granted between two of them: one may have been stored.
+            kind = PerhapsNotPermittedError
         for exchange in refused:
-            self._finish(exchange, NotPermittedError(failure) if is_certain else AnswerLostError(failure))
+            self._finish(exchange, kind(failure))
 
     def _on_damage(self, error: Exception) -> None:
         """Survive a message that cannot be read, or on which a listener failed."""

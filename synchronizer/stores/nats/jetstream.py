@@ -13,11 +13,12 @@ from synchronizer.errors import (
     InvalidArgumentError,
     NotFoundError,
     StoreFullError,
+    StorePermissionError,
     UnsupportedError,
 )
 from synchronizer.threads.flag import Flag
 
-from .connection import AnswerLostError, NatsConnection, NotPermittedError, NotSentError
+from .connection import AnswerLostError, NatsConnection, NotSentError
 from .frames import Answer, Outgoing, error_in
 from .rights import Api
 from .wire import EXPECTED, Subjects
@@ -130,8 +131,9 @@ class JetStream:
             try:
                 return self._connection.exchange([message], deadline.remaining(_ANSWER_SECONDS))[0][0]
             except (NotSentError, AnswerLostError) as error:
-                if deadline.passed or isinstance(error, NotPermittedError):
-                    raise self._connection.failed(error) from error
+                failed = self._connection.failed(error)
+                if deadline.passed or isinstance(failed, StorePermissionError):
+                    raise failed from error
             SystemClock().wait(nobody, _LOOK_SECONDS)
 
     def _cannot_open(self, code: int | None, description: str) -> Exception:

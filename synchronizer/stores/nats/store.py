@@ -138,7 +138,8 @@ class NatsStore(SegmentStore):
 
     Raises:
         InvalidArgumentError: The address is wrong.
-        StoreUnavailableError: The servers cannot be reached, or the user lacks a right.
+        StoreUnavailableError: The servers cannot be reached.
+        StorePermissionError: The user lacks a right.
         UnsupportedError: A server is older than 2.12, has no JetStream, or there are fewer servers than replicas.
         AlreadyExistsError: The stream is not a store of this SDK.
     """

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from synchronizer.errors import StoreUnavailableError
+import readergroup as rg
+from synchronizer.errors import StorePermissionError, StoreUnavailableError
 from synchronizer.store import MAX_NAME_LENGTH, Appended, AttributeChange, SegmentStore, UnknownOutcome
 from synchronizer.stores import open_store
 from synchronizer.stores.nats.rights import Rights, right_for, rights_of
@@ -22,7 +23,7 @@ from synchronizer.testing import SegmentStoreConformance
 from tests.places import ROOT
 from tests.servers.nats import NatsServer
 from tests.synchronizer.stores.nats.test_store import answer_within
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS, CallInThread, busyness, until
 
 LONG = PATIENCE_SECONDS
 RIGHTS = rights_of("readergroup")
@@ -84,7 +85,7 @@ def test_without_one_right_something_fails_at_once_and_names_it(
                     began = time.monotonic()
                     answer_within(store, 2.0)
                     tear(store)
-        except StoreUnavailableError as error:
+        except StorePermissionError as error:
             said = str(error)
     missing = right.removeprefix("subscribe ")
     action = "subscribe to" if "subscribe" in right else "publish to"
@@ -94,8 +95,83 @@ def test_without_one_right_something_fails_at_once_and_names_it(
     assert time.monotonic() - began < LONG
 
 
+def without(*kinds: str) -> list[str]:
+    """The settings of a server with one user, who may publish to all subjects but these of its store."""
+    rights = [right for right in RIGHTS.publish if right not in [f"readergroup.{kind}.>" for kind in kinds]]
+    publish, subscribe = (", ".join(f'"{right}"' for right in each) for each in (rights, RIGHTS.subscribe))
+    user = f"{{ user: shop, password: secret, permissions: {{ publish: [{publish}], subscribe: [{subscribe}] }} }}"
+    return [f"authorization {{ users: [ {user} ] }}"]
+
+
+@pytest.fixture
+def changeable() -> Iterator[NatsServer]:
+    """A server whose user has all rights, until a test takes one."""
+    with NatsServer(settings=without(), credentials="shop:secret") as server:
+        yield server
+
+
+def test_calls_end_at_once_while_a_right_is_missing_and_go_on_when_it_is_granted(changeable: NatsServer) -> None:
+    with rg.connect(changeable.url, timeout=LONG) as client:
+        client.streams.create("shop/orders")
+        group = client.groups.create("billing", streams=["shop/orders"])
+        counter = client.counter("orders")
+        writer = client.writer("shop/orders")
+        with group.reader("r1") as reader:
+            changeable.reload(without("d", "a", "g"))
+            writer.write(b"x")
+            for call in (
+                writer.flush,
+                lambda: counter.add(1),
+                lambda: client.streams.create("shop/returns"),
+                lambda: group.configure(max_outstanding_checkpoints=7),
+                lambda: client.event_queue("mail").add(b"x"),
+            ):
+                began = time.monotonic()
+                with pytest.raises(StorePermissionError, match="may not publish to 'readergroup"):
+                    call()
+                assert time.monotonic() - began < 2 * busyness()
+            changeable.reload(without())
+            writer.flush()
+            event = reader.read(timeout=LONG)
+            assert event is not None and event.data == b"x"
+            assert counter.add(1) == 1
+        writer.close()
+
+
+def test_of_appends_that_are_refused_at_the_same_time_none_is_certain_not_to_be_stored(changeable: NatsServer) -> None:
+    """The server names only the subject: the right may have been revoked after the first of them was stored."""
+    with NatsStore(f"{changeable.url}?timeout_seconds={LONG}") as store:
+        store.create("s")
+        store.append("s", b"first")
+        changeable.reload(without("d"))
+        with pytest.raises(StorePermissionError):
+            store.append("s", b"alone")
+        changeable.pause()
+        try:
+            calls = [CallInThread(lambda: store.append("s", b"x")) for _ in range(2)]
+            until(lambda: len(store._connection._pending) == 2)
+        finally:
+            changeable.resume()
+        assert [type(call.ended()) for call in calls] == [UnknownOutcome, UnknownOutcome]
+
+
+def test_reads_that_are_refused_at_the_same_time_all_name_the_right(changeable: NatsServer) -> None:
+    with NatsStore(f"{changeable.url}?timeout_seconds={LONG}") as store:
+        store.create("s")
+        publish = [right for right in RIGHTS.publish if "GET" not in right]
+        user = f"{{ user: shop, password: secret, permissions: {{ publish: {json.dumps(publish)} }} }}"
+        changeable.reload([f"authorization {{ users: [ {user} ] }}"])
+        changeable.pause()
+        try:
+            calls = [CallInThread(lambda: store.info("s")) for _ in range(2)]
+            until(lambda: len(store._connection._pending) == 2)
+        finally:
+            changeable.resume()
+        assert [type(call.ended()) for call in calls] == [StorePermissionError, StorePermissionError]
+
+
 def test_a_server_that_is_slow_to_refuse_is_waited_for() -> None:
-    with slow_server() as url, pytest.raises(StoreUnavailableError, match=r"may not subscribe to '_INBOX\.>'"):
+    with slow_server() as url, pytest.raises(StorePermissionError, match=r"may not subscribe to '_INBOX\.>'"):
         open_store(f"{url}?timeout_seconds=10")
 
 
