@@ -32,6 +32,7 @@ from synchronizer.errors import (
     OutcomeUnknownError,
     ReaderGroupError,
     StoreFullError,
+    StorePermissionError,
     StoreUnavailableError,
 )
 from synchronizer.threads.background import survive
@@ -56,6 +57,20 @@ _LIBPQ_DEFAULTS: Final = {
     "fallback_application_name": "readergroup",
 }
 _SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
+_TOO_MANY_CONNECTIONS: Final = (
+    "the server has no free connection; raise its max_connections or the limit of the role, lower pool_size, or use a "
+    "connection pooler"
+)
+_MISSING_RIGHT: Final = "the role of the address lacks a right; grant it as described in docs/operations.md"
+#: What servers and PgBouncer say when they refuse a connection. libpq passes on no code, and other languages no words.
+_REFUSALS: Final[Sequence[tuple[re.Pattern[str], type[StoreUnavailableError], str]]] = (
+    (
+        re.compile("too many (clients|connections)|connection slots are reserved|no more connections allowed"),
+        StoreUnavailableError,
+        _TOO_MANY_CONNECTIONS,
+    ),
+    (re.compile("permission denied for database"), StorePermissionError, _MISSING_RIGHT),
+)
 #: The client waits this much longer than the server's timeout before it cuts the connection.
 _GRACE_SECONDS: Final = 5.0
 _MAX_IDLE_SECONDS: Final = 600.0
@@ -426,11 +441,7 @@ class Connections:
         try:
             connection = Connection.connect(**options, autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
         except (psycopg.Error, OSError) as error:
-            raise StoreUnavailableError(
-                "the server is unreachable or refused the connection; check the address and the server",
-                url=self.address.url,
-                postgres=_text(error),
-            ) from None
+            raise _not_connected(error, self.address.url) from None
         except Exception as error:
             raise translate_unexpected(error, self.address.url) from error
         try:
@@ -493,6 +504,19 @@ def is_settled(connection: Connection, error: Exception) -> bool:
     return not is_end_of_session and error.sqlstate != "40003"
 
 
+def _not_connected(error: Exception, url: str) -> StoreUnavailableError:
+    """Return the error to raise for a connection that could not be opened."""
+    text = _text(error)
+    for words, kind, message in _REFUSALS:
+        if words.search(text):
+            return kind(message, url=url, postgres=text)
+    return StoreUnavailableError(
+        "the server is unreachable or refused the connection; check the address and the server",
+        url=url,
+        postgres=text,
+    )
+
+
 def unknown(error: Exception, url: str) -> OutcomeUnknownError:
     unknown = OutcomeUnknownError(
         "the connection was lost before the answer; repeat the call to see whether the write is stored",
@@ -516,11 +540,12 @@ def translated(error: Exception, url: str) -> ReaderGroupError:
         case "53", "53100":
             kind, message = StoreFullError, "the disk of the server is full and nothing was written; free some space"
         case "53", "53300":
-            message = "the server has no free connection; raise its max_connections, or use a connection pooler"
+            message = _TOO_MANY_CONNECTIONS
         case "25", "25006":
             message = "the server is read-only; add target_session_attrs=read-write and all hosts to the address"
         case "42", "42501":
-            message = "the role of the address lacks a right; grant it as described in docs/operations.md"
+            kind, message = StorePermissionError, _MISSING_RIGHT
+            facts["postgres"] = f"{code}: {error.diag.message_primary}"  # without the statement, which may be a page
         case "42" | "3F", _:
             kind, message = (
                 CorruptStoreError,

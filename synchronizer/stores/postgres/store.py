@@ -199,6 +199,7 @@ class PostgresStore(SegmentStore):
     Raises:
         InvalidArgumentError: The address is wrong.
         StoreUnavailableError: The server cannot be reached, refuses the connection, or is read-only.
+        StorePermissionError: The role of the address lacks a right.
         UnsupportedError: The server is older than PostgreSQL 13, a setting of it does not fit, or a newer release
             wrote the store.
         CorruptStoreError: The schema is not a store of this SDK, or is damaged.
