@@ -32,7 +32,7 @@ EVENT_BYTES: Final = 1024
 MAX_BYTES: Final = 64 << 20
 STORE_BYTES: Final = 100 << 20
 KEYS: Final = 16
-#: Retention deletes up to an eighth more than it has to, and an eighth comes before it is applied.
+#: Retention deletes up to an eighth more than it has to, and a sixteenth comes before it is applied.
 _STREAM_EXCESS: Final = 1.2
 _ALLOWED: Final = {
     "stream, bytes": Allowance(0, up_to=_STREAM_EXCESS * MAX_BYTES),

@@ -1,7 +1,7 @@
 """Applies the retention policies of a store's streams. `maintenance` says when, and in which process.
 
-The history of a stream in the registry is a `History`. A writer also counts its bytes, and makes its stream due after a
-eighth of ``max_bytes``.
+The history of a stream in the registry is a `History`. A writer also counts its bytes, and makes its stream due when it
+may be larger than ``max_bytes`` by a sixteenth.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ if TYPE_CHECKING:  # a report loads it
 REGISTRY: Final = "readergroup/retention"
 #: A policy with a short ``max_age`` is applied more often, down to this.
 _SHORTEST_INTERVAL_SECONDS: Final = 1.0
-#: A writer makes its stream due after it has stored this part of ``max_bytes``. With a smaller part the policy would be
-#: applied all the time while a stream of some ten MiB is written at full speed.
-_SHARE: Final = 1 / 8
 #: A writer never makes its stream due after fewer bytes.
 _LEAST_BYTES: Final = 256 * 1024
+#: However small it is, the stream is due after so many sixteenths: what groups have consumed is deleted then.
+_MOST_LIMITS: Final = 3
 
 _logger = get_logger(__name__)
 
@@ -65,14 +64,19 @@ class _Budget:
 
     def __init__(self, policy: RetentionPolicy) -> None:
         assert policy.max_bytes is not None
-        self.limit = max(_LEAST_BYTES, int(policy.max_bytes * _SHARE))
+        self._max_bytes = policy.max_bytes
+        self.limit = max(_LEAST_BYTES, int(policy.max_bytes * PRECISION))
         self.left = self.limit
         self.stored = 0  # since the policy was applied
 
-    def renew(self, grown: int) -> None:
-        """Begin anew. The stream has ``grown`` since: other writers stored the rest, and will do so again."""
+    def renew(self, grown: int, kept: int) -> None:
+        """Begin anew, in a stream that has ``kept`` so many bytes.
+
+        It has ``grown`` since: other writers stored the rest, and will do so again.
+        """
         share = self.stored / grown if grown > self.stored > 0 else 1.0
-        self.left, self.stored = int(self.limit * share), 0
+        room = min(max(self.limit, self._max_bytes + self.limit - kept), _MOST_LIMITS * self.limit)
+        self.left, self.stored = int(room * share), 0
 
 
 class _Lengths:
@@ -236,12 +240,13 @@ class Retention(DuePolicies):
                 if self.groups is not None:
                     self.groups().note_skipped(group, state.cut(decision.head))
             state = self._truncate(state, decision.head, deadline)
+        kept = _size(state, state.head, lengths.of(state.reachable(state.head)))
         history = history.thinned(now)
         # Lost to another process that applies the policy now, whose history is as good.
         self._replace_history(state.name, stored, history.encode())
         with self._lock:
             if (budget := self._budgets.get(state.name)) is not None:
-                budget.renew(grown)
+                budget.renew(grown, kept)
         return decision, consumed
 
     def _updated(self, state: StreamState, stored: bytes | None, known: _Lengths) -> tuple[History, int]:
