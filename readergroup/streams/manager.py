@@ -271,7 +271,7 @@ class StreamManager:
 
     def _create_in_steps(self, new: StreamState, deadline: Deadline) -> StreamInfo:
         """Create the stream, whose name may be in use, or may have been. Any client can complete the steps."""
-        synchronizer = self.metadata.open(new.name, create=True)
+        synchronizer = self.metadata.open(new.name, create=True, deadline=deadline)
         before = synchronizer.fetch_updates(timeout=deadline.remaining())
         if not before.exists and not before.is_being_copied:
             self._data.delete_all(before, deadline)  # the rest of an interrupted deletion

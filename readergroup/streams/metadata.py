@@ -75,7 +75,7 @@ class StreamMetadata:
         self, name: str, deadline: Deadline, *, or_being_copied: bool = False
     ) -> StateSynchronizer[StreamState]:
         """Return the stream's synchronizer, just fetched. Raise `NotFoundError` if there is no such stream."""
-        synchronizer = self.open(check_stream_name(name), create=False)
+        synchronizer = self.open(check_stream_name(name), create=False, deadline=deadline)
         state = synchronizer.fetch_updates(timeout=deadline.remaining())
         if state.is_being_copied and not or_being_copied:
             raise StreamBeingCopiedError(
@@ -89,10 +89,11 @@ class StreamMetadata:
             self._synchronizers.let_go(name)
         raise not_found(name)
 
-    def open(self, name: str, *, create: bool) -> StateSynchronizer[StreamState]:
+    def open(self, name: str, *, create: bool, deadline: Deadline | None = None) -> StateSynchronizer[StreamState]:
         """Return the synchronizer of this name, whether or not such a stream exists now.
 
-        A name that was never used raises `NotFoundError`, unless ``create`` begins its metadata.
+        A name that was never used raises `NotFoundError`, unless ``create`` begins its metadata. The first use of a
+        name waits for the store until the deadline. Default: as long as the timeout of the client.
         """
         with self._lock:
             self._check_open(name)
@@ -106,9 +107,10 @@ class StreamMetadata:
                 state_type=StreamState,
                 updates=STREAM_UPDATES,
                 clock=self.clock,
-                timeout=self.timeout,
+                timeout=self.timeout if deadline is None else deadline.remaining(self.timeout),
                 state_limit_bytes=self._state_limit_bytes,
             )
+            opened.timeout = self.timeout
             _ = opened.state  # raises if a creation was interrupted before its first entry
         except NotFoundError as error:
             raise not_found(name) from error

@@ -17,6 +17,7 @@ from readergroup.streams.manager import StreamManager
 from readergroup.streams.writing.event_numbers import WRITER_RETENTION_SECONDS
 from synchronizer import (
     ClosedError,
+    DeadlineExceededError,
     InvalidArgumentError,
     ManualClock,
     NotFoundError,
@@ -27,7 +28,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.store import MAX_CREATED
-from synchronizer.testing import FailingStore, Operation
+from synchronizer.testing import FailingStore, InstantClock, Operation
 
 pytestmark = pytest.mark.stores(round_robin=True)
 NAME = "shop/orders"
@@ -708,6 +709,20 @@ def test_truncated_data_is_gone_up_to_the_block_that_holds_the_cut(streams: Stre
         SegmentReader(streams.store, segment, 0).next_block()
     rest = SegmentReader(streams.store, segment, four).next_block()
     assert rest is not None and rest.data == [b"four", b"five"]
+
+
+@pytest.mark.parametrize("call", ["info", "seal"])
+def test_the_timeout_of_a_call_also_bounds_the_first_use_of_a_stream(store: SegmentStore, call: str) -> None:
+    StreamManager(store).create(NAME)
+    failing, clock = FailingStore(store), InstantClock()
+    streams = StreamManager(failing, clock=clock)
+    failing.unavailable = True
+    begun = clock.monotonic()
+    with pytest.raises((DeadlineExceededError, StoreUnavailableError)):
+        getattr(streams, call)(NAME, timeout=2)
+    assert clock.monotonic() - begun <= 2
+    failing.unavailable = False
+    assert streams.info(NAME).name == NAME
 
 
 def test_truncating_again_or_further_back_changes_nothing(streams: StreamManager) -> None:
