@@ -298,13 +298,19 @@ class Client:
             from .dead_letters.letters import DeadLetters
             from .dead_letters.statuses import LETTER_UPDATES, LetterStatuses
 
-        def statuses(initial: LetterStatuses | None) -> StateSynchronizer[LetterStatuses]:
-            name, options = f"dead-letter-status/{stream}", self._state_options
-            return self._keep(
-                sync.StateSynchronizer(
-                    self.store, name, initial=initial, state_type=LetterStatuses, updates=LETTER_UPDATES, **options
-                )
+        def statuses(initial: LetterStatuses | None, timeout: float | None) -> StateSynchronizer[LetterStatuses]:
+            limit = self.timeout if timeout is None else timeout
+            options: sync.SynchronizerOptions = {**self._state_options, "timeout": limit}
+            opened = sync.StateSynchronizer(
+                self.store,
+                f"dead-letter-status/{stream}",
+                initial=initial,
+                state_type=LetterStatuses,
+                updates=LETTER_UPDATES,
+                **options,
             )
+            opened.timeout = self.timeout
+            return self._keep(opened)
 
         return DeadLetters(stream, self.streams, self.batch, self.lock, statuses)
 

@@ -27,10 +27,11 @@ MAX_EVENTS: Final = 10_000
 class RangeReader:
     """Reads the events of a range as slices of its blocks. For one thread."""
 
-    def __init__(self, streams: StreamManager, segment_range: SegmentRange) -> None:
+    def __init__(self, streams: StreamManager, segment_range: SegmentRange, timeout: float | None = None) -> None:
         check_type(segment_range, SegmentRange, "segment_range")
         self._range = segment_range
         self._streams = streams
+        self._timeout = timeout
         self._is_gone = False  # a `TruncatedError` has reported that all data is gone
         self._segment = AssignedSegment(
             streams.store,
@@ -47,7 +48,7 @@ class RangeReader:
         try:
             slices = self._retry(partial(self._segment.take_slices, max_events))
         except NotFoundError as error:
-            missing = reason_for_missing(self._streams, self._range)
+            missing = reason_for_missing(self._streams, self._range, self._timeout)
             if isinstance(missing, TruncatedError):  # the next call returns the end
                 self._segment.skip_to_end()
                 self._is_gone = True
@@ -61,12 +62,15 @@ class RangeReader:
         return slices
 
     def _retry(self, call: Callable[[], R]) -> R:
-        return self._streams.metadata.backoff().retry(call)
+        metadata = self._streams.metadata
+        return metadata.backoff(metadata.deadline(self._timeout)).retry(call)
 
 
-def reason_for_missing(streams: StreamManager, segment_range: SegmentRange) -> NotFoundError | TruncatedError:
+def reason_for_missing(
+    streams: StreamManager, segment_range: SegmentRange, timeout: float | None = None
+) -> NotFoundError | TruncatedError:
     """Return why the segment of the range is missing. Raise `NotFoundError` if its stream is."""
-    state = streams.fetch_state(stream_of(segment_range.segment))
+    state = streams.fetch_state(stream_of(segment_range.segment), timeout=timeout)
     if state.incarnation != segment_range.incarnation:
         return NotFoundError(
             "the stream was deleted and created again; get its ranges from segment_ranges",
@@ -81,17 +85,25 @@ def reason_for_missing(streams: StreamManager, segment_range: SegmentRange) -> N
 
 
 class Batches(Iterator[EventBatch[T]]):
-    """Iterates over the events of a range, at most ``max_events`` at a time."""
+    """Iterates over the events of a range, at most ``max_events`` at a time.
+
+    Each step waits up to ``timeout`` seconds for the store. Default: the client's timeout.
+    """
 
     def __init__(
-        self, streams: StreamManager, segment_range: SegmentRange, serializer: Serializer[T], max_events: int
+        self,
+        streams: StreamManager,
+        segment_range: SegmentRange,
+        serializer: Serializer[T],
+        max_events: int,
+        timeout: float | None = None,
     ) -> None:
         if max_events < 1:
             raise InvalidArgumentError("max_events must be >= 1", max_events=max_events)
         self._range = segment_range
         self._serializer = check_serializer(serializer)
         self._max_events = max_events
-        self._reader = RangeReader(streams, segment_range)
+        self._reader = RangeReader(streams, segment_range, timeout)
 
     def __next__(self) -> EventBatch[T]:
         slices = self._reader.take(self._max_events)

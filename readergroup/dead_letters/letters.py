@@ -28,6 +28,7 @@ from synchronizer.spans import Spans, joined
 
 from ..batch.client import BatchClient
 from ..batch.ranges import SegmentRange
+from ..batch.reading import MAX_EVENTS, Batches, Events
 from ..errors import CorruptDataError
 from ..outbox.table import Row
 from ..scaling.retry import DeadLetter
@@ -37,6 +38,7 @@ from ..streams.data.moments import microseconds_of
 from ..streams.data.places import Place
 from ..streams.event import Event, EventPointer
 from ..streams.manager import StreamManager
+from ..streams.serializers import BytesSerializer
 from ..streams.state import StreamState
 from .replaying import Replay, letter_id, place_of
 from .statuses import ForgetLetters, LetterStatuses, MarkLetters, Status
@@ -106,7 +108,7 @@ class DeadLetters:
         streams: StreamManager,
         batch: BatchClient,
         lock: Locking,
-        open_statuses: Callable[[LetterStatuses | None], StateSynchronizer[LetterStatuses]],
+        open_statuses: Callable[[LetterStatuses | None, float | None], StateSynchronizer[LetterStatuses]],
     ) -> None:
         self.stream = check_stream_name(stream)
         self._streams = streams
@@ -144,6 +146,20 @@ class DeadLetters:
             NotFoundError: The stream or the queue does not exist.
             InvalidArgumentError: A filter is wrong, or the iterator finds an event that is no dead letter.
         """
+        return self._list(status=status, error=error, since=since, until=until, routing_key=routing_key, limit=limit)
+
+    def _list(
+        self,
+        *,
+        status: Status | None = "pending",
+        error: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        routing_key: str | None = None,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[StoredDeadLetter]:
+        """`list`, which waits up to ``timeout`` seconds for the store in each step."""
         if status not in (None, *get_args(Status)):
             raise InvalidArgumentError("status must be 'pending', 'replayed', 'discarded' or None", status=status)
         check_type(error, str, "error", or_none=True)
@@ -153,7 +169,7 @@ class DeadLetters:
             check_type(time, datetime, name, or_none=True)
             if time is not None and time.tzinfo is None:
                 raise InvalidArgumentError(f"{name} needs a timezone, such as that of datetime.now(UTC)", time=time)
-        return islice(self._select(status, error, since, until, routing_key), limit)
+        return islice(self._select(status, error, since, until, routing_key, timeout), limit)
 
     def show(self, pointer: EventPointer | str) -> StoredDeadLetter:
         """Return the letter at ``pointer``, or that of the event at ``pointer``, as `list` gives it.
@@ -165,8 +181,8 @@ class DeadLetters:
         Raises:
             NotFoundError: There is no such letter, or it was truncated.
         """
-        (found,) = self._of_letters([pointer])
-        return self._show(found)
+        (found,) = self._of_letters([pointer], None)
+        return self._show(found, None)
 
     def _select(
         self,
@@ -175,12 +191,13 @@ class DeadLetters:
         since: datetime | None,
         until: datetime | None,
         routing_key: str | None,
+        timeout: float | None,
     ) -> Iterator[StoredDeadLetter]:
         # The statuses are read first: a letter that is written later is pending anyway.
-        statuses = self._statuses()
+        statuses = self._statuses(timeout)
         return (
             letter
-            for event in self._events(since)
+            for event in self._events(since, timeout)
             if (since is None or event.written_at >= since)
             and (until is None or event.written_at < until)
             and (routing_key is None or event.routing_key == routing_key)
@@ -189,16 +206,16 @@ class DeadLetters:
             if error is None or error in letter.letter.error
         )
 
-    def _show(self, pointer: EventPointer) -> StoredDeadLetter:
-        return self._at(pointer, self._statuses())
+    def _show(self, pointer: EventPointer, timeout: float | None) -> StoredDeadLetter:
+        return self._at(pointer, self._statuses(timeout), timeout)
 
-    def _events(self, since: datetime | None) -> Iterator[Event[bytes]]:
-        start: Place = "head" if since is None else self._batch.cut_at(self.stream, since)
-        ranges = self._batch.segment_ranges(self.stream, start=start)
-        return (event for each in ranges for event in self._read(each))
+    def _events(self, since: datetime | None, timeout: float | None) -> Iterator[Event[bytes]]:
+        start: Place = "head" if since is None else self._batch.cut_at(self.stream, since, timeout=timeout)
+        ranges = self._batch.segment_ranges(self.stream, start=start, timeout=timeout)
+        return (event for each in ranges for event in self._read(each, timeout))
 
-    def _read(self, segment_range: SegmentRange) -> Iterator[Event[bytes]]:
-        events = self._batch.read(segment_range)
+    def _read(self, segment_range: SegmentRange, timeout: float | None = None) -> Iterator[Event[bytes]]:
+        events = self._events_of(segment_range, timeout)
         while True:
             try:
                 yield from events
@@ -206,36 +223,40 @@ class DeadLetters:
                 continue  # with what is left
             return
 
-    def _at(self, pointer: EventPointer, statuses: LetterStatuses) -> StoredDeadLetter:
-        state = self._streams.fetch_state(self.stream)
+    def _events_of(self, segment_range: SegmentRange, timeout: float | None) -> Events[bytes]:
+        return Events(Batches(self._streams, segment_range, BytesSerializer(), MAX_EVENTS, timeout))
+
+    def _at(self, pointer: EventPointer, statuses: LetterStatuses, timeout: float | None) -> StoredDeadLetter:
+        state = self._streams.fetch_state(self.stream, timeout=timeout)
         number = number_of(pointer.segment)
         event = None
         if pointer.incarnation == state.incarnation and number in state.segments:
-            length = self._streams.segment_lengths(state, [number])[number]
+            length = self._streams.segment_lengths(state, [number], timeout=timeout)[number]
             if pointer.offset < length:
                 event = self._first(
                     SegmentRange(
                         segment=pointer.segment, incarnation=pointer.incarnation, start=pointer.offset, end=length
-                    )
+                    ),
+                    timeout,
                 )
         if event is None or event.offset != pointer.offset:
             raise NotFoundError("there is no such dead letter, or it was truncated", pointer=str(pointer))
         return _decoded(event, statuses)
 
-    def _first(self, segment_range: SegmentRange) -> Event[bytes] | None:
+    def _first(self, segment_range: SegmentRange, timeout: float | None) -> Event[bytes] | None:
         try:
-            return next(self._batch.read(segment_range), None)
+            return next(self._events_of(segment_range, timeout), None)
         except (CorruptDataError, TruncatedError):  # no event begins there; or not any more
             return None
 
-    def _of_letters(self, pointers: Iterable[EventPointer | str]) -> Collection[EventPointer]:
+    def _of_letters(self, pointers: Iterable[EventPointer | str], timeout: float | None) -> Collection[EventPointer]:
         """Return the pointers of these letters, each once, in place of those of their events."""
         named = [EventPointer.parse(each) if isinstance(each, str) else each for each in pointers]
         for each in named:
             check_type(each, EventPointer, "pointer")
         missing = {each for each in named if not self._contains(each)}
         found: dict[EventPointer, EventPointer] = {}
-        for letter in self.list(status=None) if missing else ():
+        for letter in self._list(status=None, timeout=timeout) if missing else ():
             event = letter.letter.pointer
             if event in missing and (event not in found or letter.status == "pending"):
                 found[event] = letter.pointer
@@ -279,7 +300,8 @@ class DeadLetters:
             until: As `list`.
             routing_key: As `list`.
             limit: As `list`.
-            timeout: Seconds to wait for another process that replays or discards. Default: the client's.
+            timeout: Seconds to wait for another process that replays or discards, and in each step for the store. The
+                work itself may take longer. Default: the client's.
             on_progress: Called with the number of letters done so far, a few hundred at a time.
 
         Returns:
@@ -291,7 +313,9 @@ class DeadLetters:
             SealedError: A stream that events came from is sealed. As above.
             InvalidArgumentError: A letter that is named was discarded; or as `list`.
             LeaseLostError: This process could not renew its lock, and another may replay. Call again.
-            DeadlineExceededError: Another process replays or discards until the timeout.
+            DeadlineExceededError: Another process replays or discards until the timeout; or the store does not answer
+                until then.
+            StoreUnavailableError: The store does not answer until the timeout.
         """
         filters = {"error": error, "since": since, "until": until, "routing_key": routing_key, "limit": limit}
         return self._work("replay", pointers, filters, timeout, on_progress)
@@ -326,9 +350,9 @@ class DeadLetters:
     ) -> int:
         if pointers and any(value is not None for value in filters.values()):
             raise InvalidArgumentError("name letters by their pointers or by filters, not by both")
-        named = self._of_letters(pointers)
         check_duration(timeout, "timeout", or_none=True)
-        self.list(**filters)  # refuses what is wrong before anything is opened
+        named = self._of_letters(pointers, timeout)
+        self._list(**filters, timeout=timeout)  # refuses what is wrong before anything is opened
         on_progress = (lambda _: None) if on_progress is None else checked(on_progress, "on_progress", "done")
         return self._finish(what, named, filters, timeout, on_progress)
 
@@ -341,8 +365,8 @@ class DeadLetters:
         on_progress: OnProgress,
     ) -> int:
         with self._lock(f"dead-letters/{self.stream}", timeout=timeout) as held:
-            work = _Work(self, self._synchronizer(), held)
-            found = self._named(named, what) if named else self.list(**filters)
+            work = _Work(self, self._synchronizer(timeout), held, timeout)
+            found = self._named(named, what, timeout) if named else self._list(**filters, timeout=timeout)
             try:
                 for chunk in chunks(found):
                     held.check()
@@ -355,8 +379,8 @@ class DeadLetters:
             work.forget_truncated()
         return work.finish()
 
-    def _named(self, pointers: Iterable[EventPointer], what: str) -> Iterator[StoredDeadLetter]:
-        letters = [self._show(pointer) for pointer in pointers]
+    def _named(self, pointers: Iterable[EventPointer], what: str, timeout: float | None) -> Iterator[StoredDeadLetter]:
+        letters = [self._show(pointer, timeout) for pointer in pointers]
         done = {"replay": "replayed", "discard": "discarded"}[what]
         for each in letters:
             if each.status not in ("pending", done):
@@ -365,19 +389,19 @@ class DeadLetters:
 
     # ------------------------------------------------------------------ statuses
 
-    def _synchronizer(self) -> StateSynchronizer[LetterStatuses]:
+    def _synchronizer(self, timeout: float | None) -> StateSynchronizer[LetterStatuses]:
         if self._opened is None:
-            self._opened = self._open_statuses(LetterStatuses())
+            self._opened = self._open_statuses(LetterStatuses(), timeout)
         return self._opened
 
-    def _statuses(self) -> LetterStatuses:
-        self._streams.fetch_state(self.stream)  # raises if there is no such stream
+    def _statuses(self, timeout: float | None = None) -> LetterStatuses:
+        self._streams.fetch_state(self.stream, timeout=timeout)  # raises if there is no such stream
         if self._opened is None:
             try:
-                self._opened = self._open_statuses(None)
+                self._opened = self._open_statuses(None, timeout)
             except NotFoundError:  # reading creates nothing
                 return LetterStatuses()
-        return self._opened.fetch_updates()
+        return self._opened.fetch_updates(timeout=timeout)
 
 
 def pending_in(letters: DeadLetters, ranges: Iterable[SegmentRange]) -> Iterator[StoredDeadLetter]:
@@ -394,12 +418,19 @@ def pending_in(letters: DeadLetters, ranges: Iterable[SegmentRange]) -> Iterator
 class _Work:
     """Replays or discards letters, for the holder of the lock."""
 
-    def __init__(self, letters: DeadLetters, statuses: StateSynchronizer[LetterStatuses], held: HeldLock) -> None:
+    def __init__(
+        self,
+        letters: DeadLetters,
+        statuses: StateSynchronizer[LetterStatuses],
+        held: HeldLock,
+        timeout: float | None,
+    ) -> None:
         self._letters = letters
+        self._timeout = timeout
         self._streams = letters._streams
         self._statuses = statuses
         self._token = held.fencing_token
-        self._state: StreamState = self._streams.fetch_state(letters.stream)
+        self._state: StreamState = self._streams.fetch_state(letters.stream, timeout=timeout)
         self._replays: dict[str, Replay] = {}
         self._failed: dict[str, ReaderGroupError] = {}
         self._ends: dict[int, int] = {}  # of the letters in hand
@@ -442,7 +473,8 @@ class _Work:
     def _replay_to(self, stream: str) -> Replay:
         if stream not in self._replays:
             letters = (self._letters.stream, self._state.incarnation)
-            self._replays[stream] = Replay(self._streams, letters, stream, self._token, self._replayed)
+            replay = Replay(self._streams, letters, stream, self._token, self._replayed, self._timeout)
+            self._replays[stream] = replay
         return self._replays[stream]
 
     def _replayed(self, letters: Collection[int]) -> None:
@@ -459,26 +491,28 @@ class _Work:
             end = self._ends.get(each)
             if end is None:
                 try:
-                    end = self._letters._at(pointer, self._statuses.state).end
+                    end = self._letters._at(pointer, self._statuses.state, self._timeout).end
                 except NotFoundError:
                     continue
             spans[_place(pointer)] = joined(spans.get(_place(pointer), ()), (offset, end))
         if spans:
-            self._statuses.update_state_unconditionally(MarkLetters(status=status, spans=Map(spans)))
+            mark = MarkLetters(status=status, spans=Map(spans))
+            self._statuses.update_state_unconditionally(mark, timeout=self._timeout)
 
     def forget_truncated(self) -> None:
         """Forget the statuses of letters that are no longer in the stream."""
         statuses = self._statuses.state
-        state = self._streams.fetch_state(self._letters.stream)
+        state = self._streams.fetch_state(self._letters.stream, timeout=self._timeout)
+        info = self._streams.info(self._letters.stream, timeout=self._timeout)
         head = {
-            _place(EventPointer(segment, state.incarnation, 0)): offset
-            for segment, offset in self._streams.info(self._letters.stream).head.offsets.items()
+            _place(EventPointer(segment, state.incarnation, 0)): offset for segment, offset in info.head.offsets.items()
         }
         known = {_place(EventPointer(state.segment(number), state.incarnation, 0)) for number in state.segments}
         starts: dict[str, int | None] = {place: None for place in statuses.places if place not in known}
         starts.update((place, start) for place, start in head.items() if statuses.is_before(place, start))
         if starts:
-            self._statuses.update_state_unconditionally(ForgetLetters(starts=Map(starts)))
+            forget = ForgetLetters(starts=Map(starts))
+            self._statuses.update_state_unconditionally(forget, timeout=self._timeout)
 
     def finish(self) -> int:
         """Return how many letters were replayed or discarded; raise if a stream did not take its events."""

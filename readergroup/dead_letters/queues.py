@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from synchronizer import Clock, CorruptStoreError, Deadline, NotFoundError, SegmentStore
@@ -36,9 +37,11 @@ class QueueDeadLetters(DeadLetters):
         since: datetime | None,
         until: datetime | None,
         routing_key: str | None,
+        timeout: float | None,
     ) -> Iterator[StoredDeadLetter]:
-        done = self._backoff().retry(self._done)
-        letters = (self._stored(each, done) for each in self._letters.read(self._backoff))
+        backoff = partial(self._backoff, timeout)
+        done = backoff().retry(self._done)
+        letters = (self._stored(each, done) for each in self._letters.read(backoff))
         return (
             each
             for each in letters
@@ -49,10 +52,11 @@ class QueueDeadLetters(DeadLetters):
             and (until is None or each.written_at < until)
         )
 
-    def _show(self, pointer: EventPointer) -> StoredDeadLetter:
-        done = self._backoff().retry(self._done)
+    def _show(self, pointer: EventPointer, timeout: float | None) -> StoredDeadLetter:
+        backoff = partial(self._backoff, timeout)
+        done = backoff().retry(self._done)
         with suppress(CorruptStoreError):  # no letter begins there
-            found = next(self._letters.read(self._backoff, pointer.offset), None)
+            found = next(self._letters.read(backoff, pointer.offset), None)
             if found is not None and found.place == pointer.offset:
                 return self._stored(found, done)
         raise NotFoundError("there is no such dead letter, or it was forgotten", pointer=str(pointer))
@@ -68,12 +72,11 @@ class QueueDeadLetters(DeadLetters):
         timeout: float | None,
         on_progress: OnProgress,
     ) -> int:
-        found = self._named(named, what) if named else self.list(**filters)
-        backoff = self._backoff(timeout)
+        found = self._named(named, what, timeout) if named else self._list(**filters, timeout=timeout)
         finish = self._letters.replay if what == "replay" else self._letters.discard
         done = 0
         for chunk in chunks(found):
-            done += finish([_dead_event(each) for each in chunk], backoff)
+            done += finish([_dead_event(each) for each in chunk], self._backoff(timeout))
             on_progress(done)
         return done
 
@@ -83,7 +86,7 @@ class QueueDeadLetters(DeadLetters):
         except NotFoundError as error:
             raise NotFoundError("there is no queue of this name", queue=self.stream) from error
 
-    def _backoff(self, timeout: float | None = None) -> Backoff:
+    def _backoff(self, timeout: float | None) -> Backoff:
         return Backoff(self._clock, Deadline(self._clock, self._timeout if timeout is None else timeout))
 
     def _stored(self, dead: DeadEvent, done: DoneLetters) -> StoredDeadLetter:

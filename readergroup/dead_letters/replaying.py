@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from synchronizer import UnsupportedError
+from synchronizer.backoff import Backoff
 
 from ..outbox.publishing import Publisher
 from ..outbox.table import Row
@@ -35,6 +36,7 @@ class Replay:
         origin: The stream that the events came from.
         token: The fencing token of the lock of the dead letters.
         replayed: Called with letters that are in the stream, and marks them durably as replayed.
+        timeout: Seconds to wait for the store in each step. Default: the client's.
     """
 
     def __init__(
@@ -44,15 +46,20 @@ class Replay:
         origin: str,
         token: int,
         replayed: Callable[[Collection[int]], object],
+        timeout: float | None = None,
     ) -> None:
         replay_id = hashlib.sha256("\n".join(letters).encode()).digest()[:16]
-        self._publisher = Publisher(streams, origin, replay_id, token)
-        self._backoff = streams.metadata.backoff
+        self._publisher = Publisher(streams, origin, replay_id, token, timeout)
+        self._metadata = streams.metadata
+        self._timeout = timeout
         self._replayed = replayed
 
     def settle(self) -> Collection[int]:
         """Mark what an earlier replay has written; from now on it can write nothing. Return the letters it wrote."""
         return self._backoff().retry(self._settle)
+
+    def _backoff(self) -> Backoff:
+        return self._metadata.backoff(self._metadata.deadline(self._timeout))
 
     def _settle(self) -> Collection[int]:
         found = self._publisher.begin()

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgpack
 
-from synchronizer import Deadline, LeaseLostError, NotFoundError, SealedError, UnsupportedError
+from synchronizer import LeaseLostError, NotFoundError, SealedError, UnsupportedError
 from synchronizer.compare_and_set import Cell, Outcome
 
 from ..streams.data.write_batch import BATCH_BYTES, WriteBatch, check_size
@@ -83,9 +83,12 @@ class _Segment:
 class Publisher:
     """Puts rows into one stream, for one relay as long as it has this fencing token. For one thread."""
 
-    def __init__(self, streams: StreamManager, stream: str, outbox_id: bytes, token: int) -> None:
+    def __init__(
+        self, streams: StreamManager, stream: str, outbox_id: bytes, token: int, timeout: float | None = None
+    ) -> None:
         self.stream = stream
         self._streams = streams
+        self._timeout = timeout
         self._outbox_id = outbox_id
         self._attribute = f"outbox/{outbox_id.hex()}"
         self._token = token
@@ -113,7 +116,7 @@ class Publisher:
             NotFoundError: The stream does not exist.
             LeaseLostError: A later relay works on this stream.
         """
-        deadline = Deadline(self._streams.clock, self._streams.timeout)
+        deadline = self._streams.metadata.deadline(self._timeout)
         while True:
             self.end()
             state = self._streams.finish_pending(self.stream, timeout=deadline.remaining())

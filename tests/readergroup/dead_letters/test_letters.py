@@ -275,6 +275,52 @@ def test_a_replay_that_was_paused_writes_nothing_after_a_discard() -> None:
     assert numbers(client.dead_letters(DEAD).list(status="discarded")) == list(range(6))
 
 
+# ---------------------------------------------------------------------- a store that is away
+
+
+@pytest.mark.parametrize("what", ["replay", "discard", "replay by pointers", "replay since"])
+def test_a_call_ends_soon_after_its_timeout_wherever_the_store_goes_away(what: str) -> None:
+    step = 0
+    while _seconds_until_the_error(what, step) is not None:
+        step += 1
+    assert step > 20
+
+
+def _seconds_until_the_error(what: str, step: int) -> float | None:
+    """Let the store go away at this call; return how long the call with a timeout of 2 s waited, None: not at all."""
+    store = open_store(f"memory://{random.random()}")
+    clock = InstantClock()
+    client = rg.Client(store, clock=clock)
+    clock.run_when_due(client.step)
+    pointers = set_up(client)
+    failing = FailingStore(store)
+    letters = rg.Client(failing, clock=clock).dead_letters(DEAD)
+    begun = clock.monotonic()
+    left = step
+
+    def go_away(operation: Operation) -> None:
+        nonlocal left
+        left -= 1
+        failing.unavailable = left < 0
+
+    failing.before = go_away
+    try:
+        match what:
+            case "replay":
+                letters.replay(timeout=2)
+            case "discard":
+                letters.discard(timeout=2)
+            case "replay by pointers":
+                letters.replay(*pointers, timeout=2)
+            case _:
+                letters.replay(since=datetime.fromtimestamp(0, UTC), timeout=2)
+    except rg.ReaderGroupError:
+        waited = clock.monotonic() - begun
+        assert waited <= 4, step  # the release of the lock has a second more
+        return waited
+    return None
+
+
 # ---------------------------------------------------------------------- streams that take nothing
 
 

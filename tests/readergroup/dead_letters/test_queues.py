@@ -15,7 +15,7 @@ import readergroup as rg
 from readergroup.dead_letters.queues import QueueDeadLetters
 from synchronizer import SegmentStore, open_store
 from synchronizer.recipes.queue import dead_letters
-from synchronizer.testing import FailingStore, Operation
+from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.command import app
 
 QUEUE = "shop/mail"
@@ -157,6 +157,42 @@ def test_a_lost_answer_adds_each_event_once_and_counts_it() -> None:
         failing.after = lose
         assert QueueDeadLetters(QUEUE, failing, client.clock, 30).replay() == 6 and lost
         assert len(queued(client)) == 6
+
+
+@pytest.mark.parametrize("what", ["replay", "discard"])
+def test_a_call_ends_at_its_timeout_wherever_the_store_goes_away(what: str) -> None:
+    step = 0
+    while (waited := _seconds_until_the_error(what, step)) is not None:
+        assert waited <= 2, step
+        step += 1
+    assert step > 5
+
+
+def _seconds_until_the_error(what: str, step: int) -> float | None:
+    """Let the store go away at this call; return how long the call with a timeout of 2 s waited, None: not at all."""
+    store: SegmentStore = open_store(f"memory://{random.random()}")
+    with rg.Client(store) as client:
+        set_up(client)
+    failing = FailingStore(store)
+    left = step
+
+    def go_away(operation: Operation) -> None:
+        nonlocal left
+        left -= 1
+        failing.unavailable = left < 0
+
+    failing.before = go_away
+    clock = InstantClock()
+    letters = QueueDeadLetters(QUEUE, failing, clock, 30)
+    begun = clock.monotonic()
+    try:
+        if what == "replay":
+            letters.replay(timeout=2)
+        else:
+            letters.discard(timeout=2)
+    except rg.StoreUnavailableError:
+        return clock.monotonic() - begun
+    return None
 
 
 def test_two_processes_that_replay_at_once_add_each_event_once() -> None:
