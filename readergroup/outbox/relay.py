@@ -29,7 +29,7 @@ from synchronizer.clock import is_manual
 from synchronizer.liveness.keeper import Keeper
 from synchronizer.loggers import get_logger
 from synchronizer.recipes.queue.retries import text_of
-from synchronizer.threads.background import survive
+from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
 
 from ..forms import refuses_async
@@ -48,7 +48,9 @@ _POLL_SECONDS: Final = 0.02
 _LOOK_SECONDS: Final = 5.0
 #: The longest uninterruptible wait; the relay notices `close` after it.
 _WAIT_SECONDS: Final = 0.25
-_CLOSE_SECONDS: Final = 10.0
+#: How long `close` waits for the present round, and then, if that does not end, for the end of its lease.
+_ROUND_SECONDS: Final = 4.0
+_LEAVE_SECONDS: Final = 1.0
 
 _logger = get_logger(__name__)
 
@@ -88,6 +90,7 @@ class OutboxRelay:
         self._process_id = os.getpid()
         self._stopping = Flag()
         self._news = Flag()  # the campaign may have ended
+        self._is_left_behind = False  # by `close`, which waits once
         self._session: Session | None = None
         self._is_awaiting = False  # a wake-up by the database
         self._data_version: object = None
@@ -140,19 +143,27 @@ class OutboxRelay:
             self._keeper.wake()
 
     def close(self) -> None:
-        """Stop after the present round, and let another relay take over. Closing twice is no error."""
+        """Stop after the present round, and let another relay take over. Closing twice is no error.
+
+        If the database or the store does not answer, the call waits 5 s at most. Another relay then takes over at the
+        latest when the lease ends.
+        """
         if os.getpid() != self._process_id:
             return  # a forked child: the relay belongs to the parent
         self.stop()
         if is_manual(self._clock):
             self._leave()
-        elif not self._keeper.join(_CLOSE_SECONDS):
+        elif not self._is_left_behind and not self._keeper.join(_ROUND_SECONDS):
             _logger.warning(
-                "the relay of the outbox %s waits for its database and is left behind; another one takes over",
+                "the relay of the outbox %s waits for its database or the store and is left behind; another one takes "
+                "over",
                 self._table.name,
             )
-            with suppress(ReaderGroupError):  # the lease expires
-                self._election.close()
+            leaving = BackgroundThread(self._leave_election, name=f"end of the relay of {self._table.name}")
+            with suppress(StoreUnavailableError):  # no thread: the lease expires
+                leaving.start()
+                self._is_left_behind = True
+                leaving.join(_LEAVE_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -208,9 +219,12 @@ class OutboxRelay:
 
     def _leave(self) -> None:
         self._forget_session()
+        self._leave_election()
+        self._state.close()
+
+    def _leave_election(self) -> None:
         with suppress(ReaderGroupError):  # the lease expires
             self._election.close()
-        self._state.close()
 
     # ------------------------------------------------------------------ a round
 

@@ -22,7 +22,7 @@ from readergroup.outbox import relay as outbox_relay
 from readergroup.outbox.table import DEFAULT_TABLE
 from readergroup.sql.connections import wrap
 from synchronizer.stores.forking import forks_wait
-from synchronizer.testing import FailingStore
+from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.outbox.databases import COMBINATIONS, KINDS, WAYS, Application, connect_to, place_of, plain
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
@@ -274,7 +274,7 @@ def test_one_relay_works_and_another_takes_over_when_it_closes(
 def test_a_relay_that_its_database_keeps_waiting_is_left_behind_when_it_closes(
     client: rg.Client, place: str, outbox: rg.Outbox[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_relay, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(outbox_relay, "_ROUND_SECONDS", 0.1)
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with (
         outbox.relay(lease_seconds=60) as first,
@@ -290,6 +290,44 @@ def test_a_relay_that_its_database_keeps_waiting_is_left_behind_when_it_closes(
         until(lambda: other.is_active, "the other relay works, long before the lease ends")
         assert observer.execute(waiting).fetchall(), "the relay still waits"
         holder.rollback()
+
+
+def test_a_relay_that_its_store_keeps_waiting_is_left_behind_when_it_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_relay, "_ROUND_SECONDS", 0.1)
+    monkeypatch.setattr(outbox_relay, "_LEAVE_SECONDS", 0.1)
+    failing = FailingStore(rg.connect("memory://").store)
+    hangs, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(operation: Operation) -> None:
+        if hangs.is_set():
+            goes_on.wait(PATIENCE_SECONDS)
+
+    failing.before = hang
+    with failing.inner, rg.Client(failing) as client:
+        client.streams.create(STREAM)
+        outbox = rg.Outbox(client, lambda: sqlite3.connect(tmp_path / "app.db"))
+        outbox.create_table()
+        relay = outbox.relay(lease_seconds=60)
+        until(lambda: relay.is_active, "a relay that works")
+        hangs.set()
+        with plain("sqlite", str(tmp_path / "app.db")) as application, application.transaction() as connection:
+            outbox.write(connection, STREAM, b"1")
+
+        def close_twice() -> None:
+            relay.close()
+            monkeypatch.setattr(outbox_relay, "_ROUND_SECONDS", PATIENCE_SECONDS)
+            relay.close()  # does not wait again
+            closed.set()
+
+        closing = CallInThread(close_twice)
+        try:
+            assert closed.wait(30), "the call still waits"
+        finally:
+            goes_on.set()
+        closing.join(PATIENCE_SECONDS)
+        until(lambda: outbox.lag().relay is None, "the end of the lease, long before its time")
 
 
 @each_kind
