@@ -41,6 +41,8 @@ _PATIENCE_SECONDS: Final = 2.0
 #: The limit for a registration that waits for a long append, because new appends queue behind it.
 _LOCK_MILLISECONDS: Final = 500
 _POLL_SECONDS: Final = 0.02
+#: How long `Listener.close` waits for the thread, which may wait for a server that does not answer.
+_CLOSE_SECONDS: Final = 1.0
 
 
 class StoreWatch:
@@ -153,9 +155,13 @@ class Listener:
         self._wake()
 
     def close(self) -> None:
-        """Wait for the thread, after `stop`. The thread ends even if this call is interrupted."""
+        """Wait for the thread, after `stop`, up to a second. The thread ends even if this call is interrupted."""
         with contextlib.suppress(RuntimeError):  # the thread has not started, and will end when it does
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():  # else it does this itself, when the server has answered or its time is over
+            self._close_pipe()
+
+    def _close_pipe(self) -> None:
         self._wake_reader.close()
         self._wake_writer.close()
 
@@ -170,6 +176,8 @@ class Listener:
             try:
                 connection = connections.connect()
                 try:
+                    if self._is_closed.is_set():
+                        break
                     connection.add_notify_handler(lambda notify: self._publish([notify.payload]))
                     self._start_over(is_failing=False)
                     failures = 0
@@ -190,6 +198,7 @@ class Listener:
                     )
                 self._publish(None)
                 _CLOCK.wait(self._is_closed, growing_pause(failures, first=0.05, most=2.0))
+        self._close_pipe()
 
     def _start_over(self, *, is_failing: bool) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -23,9 +24,10 @@ from synchronizer import (
 )
 from synchronizer.backoff import Backoff
 from synchronizer.stores.postgres import listener
+from synchronizer.stores.postgres.connections import parse_address
 from tests.servers.postgres import PostgresServer
 from tests.synchronizer.accounts import UPDATES, Account, Add, answer, threads
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 #: A call of the store is given up after 20 s by itself.
 SOON_SECONDS = 15.0
@@ -103,6 +105,21 @@ def test_closing_a_store_does_not_wait_for_a_listener_whose_server_hangs(
         assert time.monotonic() - begun < SOON_SECONDS
     finally:
         server.resume()
+
+
+def test_closing_a_store_does_not_wait_for_a_listener_that_connects_to_a_server_that_hangs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and answers none
+        address = parse_address(
+            f"postgresql://postgres@127.0.0.1:{silent.getsockname()[1]}/postgres?connect_timeout=60"
+        )
+        connecting = listener.acquire_listener(address, "store")
+        with silent.accept()[0]:
+            begun = time.monotonic()
+            listener.release_listener(address, "store")
+            assert time.monotonic() - begun < SOON_SECONDS
+            assert connecting.is_closed
+        connecting._thread.join(PATIENCE_SECONDS)  # its connection is cut
+        assert not connecting._thread.is_alive() and connecting._wake_reader.closed
 
 
 def is_giving_up_interest() -> bool:
