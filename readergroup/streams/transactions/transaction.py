@@ -256,7 +256,8 @@ class Transaction(Generic[T]):
                 stream.
             SealedError: The stream is sealed. The transaction is over; nothing is in the stream.
             StateTooLargeError: The stream's metadata has no room. The transaction is over; nothing is in the stream.
-            ClosedError: An earlier commit failed before it could store the events. Nothing is in the stream.
+            ClosedError: The transaction was aborted, also by an earlier commit that failed or was interrupted before it
+                could store the events. Nothing is in the stream.
             ReaderGroupError: The outcome is open. Commit again to continue.
         """
         self._check_thread()
@@ -346,7 +347,24 @@ class Transaction(Generic[T]):
     def _check_open(self) -> None:
         self._check_thread()
         if self._is_over or self._commit is not None:
-            raise ClosedError("the transaction is over; begin another with writer.transaction()", stream=self.stream)
+            raise self._closed_error()
+
+    def _closed_error(self) -> ClosedError:
+        if self._commit is None:
+            return ClosedError(
+                "the transaction was aborted, and none of its events is in the stream; begin another with "
+                "writer.transaction()",
+                stream=self.stream,
+            )
+        if self._is_over:
+            return ClosedError(
+                "the transaction is committed; begin another with writer.transaction()", stream=self.stream
+            )
+        return ClosedError(
+            "a commit of the transaction has begun; commit again for its outcome, then begin another with "
+            "writer.transaction()",
+            stream=self.stream,
+        )
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:

@@ -219,13 +219,13 @@ def test_committing_and_aborting_by_hand_may_be_repeated_but_not_mixed(streams: 
         txn.commit()
         with pytest.raises(InvalidArgumentError, match="is committed and cannot be aborted"):
             txn.abort()
-        with pytest.raises(ClosedError):
+        with pytest.raises(ClosedError, match="is committed; begin another"):
             txn.write(b"another")
         txn = writer.transaction()
         txn.write(b"given up")
         txn.abort()
         txn.abort()
-        with pytest.raises(ClosedError):
+        with pytest.raises(ClosedError, match="aborted, and none of its events is in the stream; begin another"):
             txn.commit()
     assert stored(streams) == [(None, b"event")]
     assert staged(streams.store) == []
