@@ -16,7 +16,7 @@ from .screen import clipped, print_json, progress, say
 from .session import WrongUsage, check_not_negative, session
 from .streams import AsJson, Name, Yes, confirm
 from .tables import Table
-from .times import TIME_HELP, parse_time
+from .times import TIME_HELP, parse_time, shown_time
 
 if TYPE_CHECKING:
     from ..dead_letters.statuses import Status
@@ -85,7 +85,7 @@ def list_letters(
             if wanted in (None, each.status) and (limit is None or len(rows) < limit):
                 rows.append(_row(each))
     if rows:
-        say(Table("letter", "set aside (UTC)", "key", "from", "error", "is", rows=rows))
+        say(Table("letter", "set aside", "key", "from", "error", "is", rows=rows))
         say("")
     shown = sum(counts.values()) if wanted is None else counts[wanted]
     more = f"; shown are the first {len(rows):,}" if len(rows) < shown else ""
@@ -113,7 +113,7 @@ def show(
     if as_json:
         print_json(_fields(found))
         return
-    say(f"{_name(found)}: {found.status}, set aside at {found.written_at:%Y-%m-%d %H:%M:%S} UTC")
+    say(f"{_name(found)}: {found.status}, set aside at {shown_time(found.written_at)}")
     say(f"event: {found.letter.pointer}")
     if found.routing_key is not None:
         say(f"key: {found.routing_key}")
@@ -284,7 +284,7 @@ def _row(letter: rg.StoredDeadLetter) -> tuple[str, ...]:
     first, _, rest = letter.letter.error.partition("\n")
     return (
         _name(letter),
-        f"{letter.written_at:%Y-%m-%d %H:%M:%S}",
+        shown_time(letter.written_at),
         letter.routing_key or "-",
         letter.stream,
         clipped(f"{first} ..." if rest else first, _ERROR_WIDTH),

@@ -27,6 +27,7 @@ from .peeking import newest_events
 from .screen import print_json, say
 from .session import Failed, Session, WrongUsage
 from .streams import AsJson
+from .times import shown_time
 
 #: The packages that a task imports, and their oldest versions that are checked.
 _PACKAGES: Final[Mapping[str, tuple[int, ...]]] = {"pyspark": (4, 2), "pyarrow": (19,), "msgspec": (0, 19)}
@@ -158,7 +159,7 @@ def _clock(client: rg.Client, streams: list[str]) -> Check:
             "synchronize the clocks"
         )
         return Check(False, _HERE, text)
-    return Check(True, _HERE, f"clock {now:%Y-%m-%d %H:%M:%S} UTC; no newest event is from later")
+    return Check(True, _HERE, f"clock {shown_time(now)}; no newest event is from later")
 
 
 def _file_system(path: Path) -> Check:

@@ -13,12 +13,13 @@ from .groups import Name, commands
 from .screen import out, print_json, say
 from .session import WrongUsage, ended_by_signal, session
 from .streams import AsJson
+from .times import shown_time
 from .watching import words
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_TIME_WIDTH = len("2026-01-31 23:59:59")
+_TIME_WIDTH = len("2026-01-31T23:59:59Z")
 
 
 @commands.command()
@@ -39,7 +40,7 @@ def notifications(
 ) -> None:
     """Show the recorded notifications of a group: changes of segments and readers, end of data, lag.
 
-    Times are local, by the clock of the recording process. With --follow, ends with Ctrl-C. With --json, prints one
+    Times are in UTC, by the clock of the recording process. With --follow, ends with Ctrl-C. With --json, prints one
     line per notification.
     """
     first = _revision(start)
@@ -74,6 +75,5 @@ def _row(notification: rg.Notification) -> Table:
     row.add_column(width=_TIME_WIDTH)
     row.add_column(min_width=8, justify="right", no_wrap=True)
     row.add_column(overflow="fold")
-    at = notification.seen_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    row.add_row(at, str(notification.revision), words(notification))
+    row.add_row(shown_time(notification.seen_at), str(notification.revision), words(notification))
     return row

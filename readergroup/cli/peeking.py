@@ -19,6 +19,7 @@ from .screen import clipped, say
 from .session import session
 from .streams import AsJson, Name
 from .tables import Table
+from .times import shown_time
 
 #: How much of a segment's end is read for its last events at first.
 _END_BYTES: Final = 64 * 1024
@@ -54,13 +55,13 @@ def peek(
     rows = [
         (
             f"{event.segment.rpartition('/')[2]}:{event.offset}",
-            f"{event.written_at:%Y-%m-%d %H:%M:%S}",
+            shown_time(event.written_at),
             event.routing_key or "-",
             _shown(event.raw),
         )
         for event in events
     ]
-    say(Table("event", "written (UTC)", "key", "data", rows=rows))
+    say(Table("event", "written", "key", "data", rows=rows))
 
 
 def _shown(data: bytes) -> str:

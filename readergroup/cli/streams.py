@@ -40,6 +40,7 @@ from .scaling import (
 from .screen import print_json, say, size
 from .session import WrongUsage, expected_to_exist, session
 from .tables import Table
+from .times import shown_time
 
 if TYPE_CHECKING:
     from ..streams.state import StreamState
@@ -245,7 +246,7 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     if earlier:
         say(f"\nThe data at the head starts in earlier segments: {_places(found.head, earlier)}.")
     if found.watermark is not None:
-        say(f"\nWatermark of event time: {found.watermark.isoformat(timespec='milliseconds')}")
+        say(f"\nWatermark of event time: {shown_time(found.watermark, 'milliseconds')}")
     if found.scaling is not None:
         show_scaling(found.config.scaling, found.scaling)
     if report is not None:

@@ -13,6 +13,11 @@ from .session import WrongUsage
 TIME_HELP: Final = "a time such as 2026-11-22T09:00+00:00, or how long ago, such as 2h"
 
 
+def shown_time(time: datetime, timespec: str = "seconds") -> str:
+    """Return a time as all commands print it and their options take it: in UTC, such as ``2026-11-22T09:00:00Z``."""
+    return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
+
+
 def parse_time(option: str, text: str) -> datetime:
     """Return the time that the option names, or that lies so long ago."""
     try:

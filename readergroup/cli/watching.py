@@ -17,6 +17,7 @@ from .groups import Name, lag_table
 from .screen import out, print_json, size
 from .session import ended_by_signal, session
 from .streams import AsJson
+from .times import shown_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -167,8 +168,7 @@ def behind(lag: rg.GroupLag | rg.LagSample | rg.LagNotification) -> str:
 
 def line_of(notification: rg.Notification) -> str:
     """Return a notification on one line, for people."""
-    at = notification.seen_at.astimezone().strftime("%H:%M:%S")
-    return f"{at}  {words(notification)}"
+    return f"{shown_time(notification.seen_at)}  {words(notification)}"
 
 
 def words(notification: rg.Notification) -> str:

@@ -36,7 +36,7 @@ def test_nothing_is_missing(tmp_path: Path) -> None:
     assert "missing" not in found.stdout
     for text in (
         "the store answers; streams: 0",
-        " UTC; no newest event is from later",
+        "Z; no newest event is from later",
         "stored events survive a loss of power; processes of one machine share the store",
         "SQLite 3.",
         "pyspark 4.",
