@@ -30,7 +30,7 @@ Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the grou
 
 @commands.command(name="list")
 def list_groups(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the reader groups."""
+    """List the reader groups. 'group lag' shows how far one of them is behind."""
     with session(context).connect() as client:
         found = dict(client.groups.states())
     if as_json:
