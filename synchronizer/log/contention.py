@@ -40,6 +40,8 @@ FOLLOWS_SECONDS: Final = 0.001
 #: How long a process may keep the fair lock for calls of its own after the first one of its turn. Eight processes that
 #: contend then each get their turn within about 30 to 45 ms.
 SLICE_SECONDS: Final = 0.0025
+#: The same without a server, where a turn has less to read.
+LONG_SLICE_SECONDS: Final = 0.0035
 #: How long before its turn a process reads what the others have written: about as long as one of their turns.
 READ_AHEAD_SECONDS: Final = 0.004
 
@@ -112,6 +114,7 @@ class FairQueue:
         self._read = read
         # A server on the same machine would have more to do, and be slower for the process whose turn it is.
         self._reads_ahead = self._has_slices and not store.guarantees.many_hosts
+        self._slice_seconds = LONG_SLICE_SECONDS if self._reads_ahead else SLICE_SECONDS
         self._waiting: float | None = None  # since when
         self._last_wait = 0.0
 
@@ -175,7 +178,7 @@ class FairQueue:
         """Begin it when the first call ends: what that one had to catch up with is no part of the slice."""
         self._begins_slice = False
         with suppress(ReaderGroupError):  # no thread: it works without slices too
-            self._slice_end = _time_slices.call_after(SLICE_SECONDS, self._end_slice)
+            self._slice_end = _time_slices.call_after(self._slice_seconds, self._end_slice)
 
     def _end_slice(self) -> None:
         while self._kept:
