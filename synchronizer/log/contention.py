@@ -40,10 +40,10 @@ FOLLOWS_SECONDS: Final = 0.001
 #: How long a process may keep the fair lock for calls of its own after the first one of its turn. Eight processes that
 #: contend then each get their turn within about 30 to 45 ms.
 SLICE_SECONDS: Final = 0.0025
-#: The same without a server, where a turn has less to read.
+#: The same without a server: the rest of a turn takes less time there.
 LONG_SLICE_SECONDS: Final = 0.0035
 #: How long before its turn a process reads what the others have written: about as long as one of their turns.
-READ_AHEAD_SECONDS: Final = 0.004
+READ_AHEAD_SECONDS: Final = 0.006
 
 _time_slices: Final = Alarms("time-slices")
 _readings: Final = Alarms("reading-ahead")
@@ -109,12 +109,10 @@ class FairQueue:
         self._left_at = -math.inf
         self._begins_slice = False
         self._slice_end = -math.inf
-        # Slices are of real time. A clock that a test moves would never end one.
+        # Slices, and the reads before a turn, are of real time. A clock that a test moves would never end a slice.
         self._has_slices = isinstance(clock, SystemClock)
+        self._slice_seconds = SLICE_SECONDS if store.guarantees.many_hosts else LONG_SLICE_SECONDS
         self._read = read
-        # A server on the same machine would have more to do, and be slower for the process whose turn it is.
-        self._reads_ahead = self._has_slices and not store.guarantees.many_hosts
-        self._slice_seconds = LONG_SLICE_SECONDS if self._reads_ahead else SLICE_SECONDS
         self._waiting: float | None = None  # since when
         self._last_wait = 0.0
 
@@ -141,7 +139,7 @@ class FairQueue:
         self._waiting = now = self._clock.monotonic()
         follows = self._has_slices and now - self._left_at < FOLLOWS_SECONDS
         try:
-            if self._reads_ahead and self._last_wait > 2 * READ_AHEAD_SECONDS:
+            if self._has_slices and self._last_wait > 2 * READ_AHEAD_SECONDS:
                 self._read_before_turn()
             has_lock = self._wait(deadline.remaining(patience))
         except ReaderGroupError:  # if the cause persists, the next call of the store raises it

@@ -1,4 +1,4 @@
-"""A process that waits for its turn reads meanwhile what the others write, where no server has to answer it."""
+"""A process that waits for its turn reads meanwhile what the others write."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from synchronizer.threads.alarms import Alarms
 from tests.synchronizer.accounts import Account, Add, opened
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
+pytestmark = pytest.mark.stores("sqlite", "postgresql", "nats")
 WAIT_SECONDS = 5 * contention.READ_AHEAD_SECONDS
 
 
@@ -65,7 +66,6 @@ def add(replica: StateSynchronizer[Account]) -> CallInThread[object]:
     return CallInThread(lambda: replica.update_state(lambda state: [Add()], timeout=PATIENCE_SECONDS))
 
 
-@pytest.mark.stores("sqlite")
 def test_a_process_reads_shortly_before_its_turn(
     replica: StateSynchronizer[Account], other: SegmentStore, readings: Readings
 ) -> None:
@@ -79,11 +79,3 @@ def test_a_process_reads_shortly_before_its_turn(
     updating.ended()
     assert replica.state.value == 12
     assert readings.count == 1
-
-
-@pytest.mark.stores("postgresql", "nats")
-def test_a_server_is_not_asked_for_it(
-    replica: StateSynchronizer[Account], other: SegmentStore, readings: Readings
-) -> None:
-    waited_for_turn(replica, other)
-    assert not readings.count

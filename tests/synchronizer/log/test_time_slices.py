@@ -34,6 +34,11 @@ def own_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "_time_slices", Alarms("time-slices"))
 
 
+def let_slices_take(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(contention, "SLICE_SECONDS", seconds)
+    monkeypatch.setattr(contention, "LONG_SLICE_SECONDS", seconds)
+
+
 def contended(store: SegmentStore, clock: Clock | None = None) -> FairQueue:
     queue = FairQueue(store, "s", clock or SystemClock(), read=lambda deadline: None)
     for _ in range(6):
@@ -59,7 +64,7 @@ def is_free(store: SegmentStore) -> bool:
 
 
 def test_a_call_that_follows_keeps_the_lock_for_the_next(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
+    let_slices_take(monkeypatch, NO_END)
     queue = contended(store)
     assert call(queue)
     assert is_free(store)
@@ -74,7 +79,7 @@ def test_a_call_that_follows_keeps_the_lock_for_the_next(store: SegmentStore, mo
 def test_a_lock_that_is_kept_is_released_at_the_end_of_the_slice(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contention, "SLICE_SECONDS", 0.05)
+    let_slices_take(monkeypatch, 0.05)
     queue = contended(store)
     assert call(queue)
     for _ in range(3):
@@ -109,7 +114,7 @@ def test_a_slice_begins_when_the_first_call_of_a_turn_ends(
 def test_a_call_that_takes_longer_than_the_slice_holds_the_lock_to_its_end(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
+    let_slices_take(monkeypatch, NO_END)
     queue = contended(store)
     assert call(queue)
     assert call(queue)
@@ -139,7 +144,7 @@ def test_a_slice_that_ends_just_before_the_lock_is_kept_keeps_nothing(
                 queue._end_slice()
             return now
 
-    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
+    let_slices_take(monkeypatch, NO_END)
     queue = contended(store, clock := SlowClock())
     assert call(queue)
     assert call(queue)
@@ -164,7 +169,7 @@ def test_a_call_follows_one_whose_release_of_the_lock_took_long(
 
     clock = LateClock()
     monkeypatch.setattr(contention, "FOLLOWS_SECONDS", PATIENCE_SECONDS / 4)
-    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
+    let_slices_take(monkeypatch, NO_END)
     monkeypatch.setattr(contention, "_release", release)
     queue = contended(store, clock)
     assert call(queue)
@@ -176,7 +181,7 @@ def test_a_call_follows_one_whose_release_of_the_lock_took_long(
 
 def test_a_call_that_does_not_follow_keeps_nothing(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "FOLLOWS_SECONDS", 0)
-    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
+    let_slices_take(monkeypatch, NO_END)
     queue = contended(store)
     for _ in range(3):
         assert call(queue)
@@ -197,7 +202,7 @@ def test_an_interrupted_call_leaves_no_lock_behind(store: SegmentStore) -> None:
 
 
 def test_an_interrupted_call_keeps_the_lock_once(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contention, "SLICE_SECONDS", NO_END)
+    let_slices_take(monkeypatch, NO_END)
     queue = contended(store)
     for run in interrupts(lambda: call(queue), before=lambda: _contend(queue)):
         assert len(queue._kept) <= 1, run.place
