@@ -93,9 +93,7 @@ class FairQueue:
     thread has it, the next call takes it, and the end of the slice releases it.
     """
 
-    def __init__(
-        self, store: SegmentStore, segment: str, clock: Clock, read: Callable[[Deadline], object]
-    ) -> None:
+    def __init__(self, store: SegmentStore, segment: str, clock: Clock, read: Callable[[Deadline], object]) -> None:
         """``read`` catches up with the other processes. Another thread calls it shortly before the turn of this one."""
         self._store = store
         self._segment = segment
