@@ -90,7 +90,8 @@ class _Lengths:
 
     def of(self, numbers: Iterable[int]) -> Mapping[int, int]:
         """Return the lengths of these segments, perhaps with others."""
-        self._known |= self._data.lengths(self._state, set(numbers) - self._known.keys(), self._deadline)
+        if missing := set(numbers) - self._known.keys():
+            self._known |= self._data.lengths(self._state, missing, self._deadline)
         return self._known
 
 
