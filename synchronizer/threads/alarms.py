@@ -72,9 +72,10 @@ class Alarms:
                     self._make_first_call()
             elif not self._sooner.wait(LINGER_SECONDS):
                 with self._lock:
-                    if not self._calls:
-                        self._thread = None
+                    thread, self._thread = self._thread, None
+                    if not self._calls:  # what comes after this look starts another thread
                         return
+                    self._thread = thread
 
     def _make_first_call(self) -> None:
         try:
