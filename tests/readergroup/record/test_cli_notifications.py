@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -37,16 +38,17 @@ def record(cli: Cli) -> None:
 
 def test_each_notification_is_a_line_with_its_time_and_revision(cli: Cli) -> None:
     record(cli)
-    lines = [line.split(maxsplit=3) for line in cli.ok("group", "notifications", "billing").splitlines()]
-    assert [what.rstrip() for _, _, _, what in lines] == [
+    lines = [line.split(maxsplit=2) for line in cli.ok("group", "notifications", "billing").splitlines()]
+    assert [what.rstrip() for _, _, what in lines] == [
         "segments: 2 to read (shop/orders/0, shop/orders/1)",
         "readers: 0 in the group",
         "segments: 3 to read (shop/orders/1, shop/orders/2, shop/orders/3)",
         "readers: r1 joined, 1 in the group",
         "readers: r1 was declared dead, 0 in the group",
     ]
-    assert lines[0][2] == "0:0"
-    assert all(rg.Revision.parse(revision) for _, _, revision, _ in lines)
+    assert lines[0][1] == "0:0"
+    assert all(rg.Revision.parse(revision) for _, revision, _ in lines)
+    assert all(datetime.fromisoformat(time).tzinfo == UTC for time, _, _ in lines)
 
 
 def test_from_a_revision_on_as_json(cli: Cli) -> None:
