@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Final, Literal, NoReturn, Protocol, get_args
+from typing import Final, Literal, NamedTuple, NoReturn, Protocol, get_args
 
 from pydantic import ValidationError
 
@@ -87,6 +87,28 @@ class StoredDeadLetter:
         return segment.removeprefix("queue/") if self.is_of_queue else stream_of(segment)
 
 
+class Filters(NamedTuple):
+    """Which letters are meant, as `DeadLetters.list` takes it."""
+
+    status: Status | None = "pending"
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    routing_key: str | None = None
+    limit: int | None = None
+
+    def check(self) -> None:
+        if self.status not in (None, *get_args(Status)):
+            raise InvalidArgumentError("status must be 'pending', 'replayed', 'discarded' or None", status=self.status)
+        check_type(self.error, str, "error", or_none=True)
+        check_type(self.routing_key, str, "routing_key", or_none=True)
+        check_count(self.limit, "limit", at_least=0, or_none=True)
+        for name, time in (("since", self.since), ("until", self.until)):
+            check_type(time, datetime, name, or_none=True)
+            if time is not None and time.tzinfo is None:
+                raise InvalidArgumentError(f"{name} needs a timezone, such as that of datetime.now(UTC)", time=time)
+
+
 class Locking(Protocol):
     def __call__(self, name: str, *, timeout: float | None) -> AbstractContextManager[HeldLock]:
         """Hold the lock during the block, as `Client.lock`."""
@@ -146,30 +168,12 @@ class DeadLetters:
             NotFoundError: The stream or the queue does not exist.
             InvalidArgumentError: A filter is wrong, or the iterator finds an event that is no dead letter.
         """
-        return self._list(status=status, error=error, since=since, until=until, routing_key=routing_key, limit=limit)
+        return self._list(Filters(status, error, since, until, routing_key, limit), None)
 
-    def _list(
-        self,
-        *,
-        status: Status | None = "pending",
-        error: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        routing_key: str | None = None,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> Iterator[StoredDeadLetter]:
+    def _list(self, filters: Filters, timeout: float | None) -> Iterator[StoredDeadLetter]:
         """`list`, which waits up to ``timeout`` seconds for the store in each step."""
-        if status not in (None, *get_args(Status)):
-            raise InvalidArgumentError("status must be 'pending', 'replayed', 'discarded' or None", status=status)
-        check_type(error, str, "error", or_none=True)
-        check_type(routing_key, str, "routing_key", or_none=True)
-        check_count(limit, "limit", at_least=0, or_none=True)
-        for name, time in (("since", since), ("until", until)):
-            check_type(time, datetime, name, or_none=True)
-            if time is not None and time.tzinfo is None:
-                raise InvalidArgumentError(f"{name} needs a timezone, such as that of datetime.now(UTC)", time=time)
-        return islice(self._select(status, error, since, until, routing_key, timeout), limit)
+        filters.check()
+        return islice(self._select(filters, timeout), filters.limit)
 
     def show(self, pointer: EventPointer | str) -> StoredDeadLetter:
         """Return the letter at ``pointer``, or that of the event at ``pointer``, as `list` gives it.
@@ -184,15 +188,8 @@ class DeadLetters:
         (found,) = self._of_letters([pointer], None)
         return self._show(found, None)
 
-    def _select(
-        self,
-        status: Status | None,
-        error: str | None,
-        since: datetime | None,
-        until: datetime | None,
-        routing_key: str | None,
-        timeout: float | None,
-    ) -> Iterator[StoredDeadLetter]:
+    def _select(self, filters: Filters, timeout: float | None) -> Iterator[StoredDeadLetter]:
+        status, error, since, until, routing_key, _ = filters
         # The statuses are read first: a letter that is written later is pending anyway.
         statuses = self._statuses(timeout)
         return (
@@ -256,7 +253,7 @@ class DeadLetters:
             check_type(each, EventPointer, "pointer")
         missing = {each for each in named if not self._contains(each)}
         found: dict[EventPointer, EventPointer] = {}
-        for letter in self._list(status=None, timeout=timeout) if missing else ():
+        for letter in self._list(Filters(status=None), timeout) if missing else ():
             event = letter.letter.pointer
             if event in missing and (event not in found or letter.status == "pending"):
                 found[event] = letter.pointer
@@ -317,7 +314,7 @@ class DeadLetters:
                 until then.
             StoreUnavailableError: The store does not answer until the timeout.
         """
-        filters = {"error": error, "since": since, "until": until, "routing_key": routing_key, "limit": limit}
+        filters = Filters("pending", error, since, until, routing_key, limit)
         return self._work("replay", pointers, filters, timeout, on_progress)
 
     def discard(
@@ -337,22 +334,22 @@ class DeadLetters:
             InvalidArgumentError: A letter that is named was replayed; or as `list`.
             ReaderGroupError: As `replay`.
         """
-        filters = {"error": error, "since": since, "until": until, "routing_key": routing_key, "limit": limit}
+        filters = Filters("pending", error, since, until, routing_key, limit)
         return self._work("discard", pointers, filters, timeout, on_progress)
 
     def _work(
         self,
         what: str,
         pointers: Collection[EventPointer | str],
-        filters: Mapping[str, Any],
+        filters: Filters,
         timeout: float | None,
         on_progress: OnProgress | None,
     ) -> int:
-        if pointers and any(value is not None for value in filters.values()):
+        if pointers and any(value is not None for value in filters._replace(status=None)):
             raise InvalidArgumentError("name letters by their pointers or by filters, not by both")
         check_duration(timeout, "timeout", or_none=True)
         named = self._of_letters(pointers, timeout)
-        self._list(**filters, timeout=timeout)  # refuses what is wrong before anything is opened
+        self._list(filters, timeout)  # refuses what is wrong before anything is opened
         on_progress = (lambda _: None) if on_progress is None else checked(on_progress, "on_progress", "done")
         return self._finish(what, named, filters, timeout, on_progress)
 
@@ -360,13 +357,13 @@ class DeadLetters:
         self,
         what: str,
         named: Collection[EventPointer],
-        filters: Mapping[str, Any],
+        filters: Filters,
         timeout: float | None,
         on_progress: OnProgress,
     ) -> int:
         with self._lock(f"dead-letters/{self.stream}", timeout=timeout) as held:
             work = _Work(self, self._synchronizer(timeout), held, timeout)
-            found = self._named(named, what, timeout) if named else self._list(**filters, timeout=timeout)
+            found = self._named(named, what, timeout) if named else self._list(filters, timeout)
             try:
                 for chunk in chunks(found):
                     held.check()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from synchronizer import Clock, CorruptStoreError, Deadline, NotFoundError, SegmentStore
 from synchronizer.backoff import Backoff
@@ -17,8 +16,7 @@ from synchronizer.recipes.queue.event_queue import check_queue_name
 from ..scaling.retry import DeadLetter
 from ..streams.config import SegmentId
 from ..streams.event import EventPointer
-from .letters import QUEUE_INCARNATION, DeadLetters, OnProgress, StoredDeadLetter, chunks
-from .statuses import Status
+from .letters import QUEUE_INCARNATION, DeadLetters, Filters, OnProgress, StoredDeadLetter, chunks
 
 
 class QueueDeadLetters(DeadLetters):
@@ -30,15 +28,8 @@ class QueueDeadLetters(DeadLetters):
         self._clock = clock
         self._timeout = timeout
 
-    def _select(
-        self,
-        status: Status | None,
-        error: str | None,
-        since: datetime | None,
-        until: datetime | None,
-        routing_key: str | None,
-        timeout: float | None,
-    ) -> Iterator[StoredDeadLetter]:
+    def _select(self, filters: Filters, timeout: float | None) -> Iterator[StoredDeadLetter]:
+        status, error, since, until, routing_key, _ = filters
         backoff = partial(self._backoff, timeout)
         done = backoff().retry(self._done)
         letters = (self._stored(each, done) for each in self._letters.read(backoff))
@@ -68,11 +59,11 @@ class QueueDeadLetters(DeadLetters):
         self,
         what: str,
         named: Collection[EventPointer],
-        filters: Mapping[str, Any],
+        filters: Filters,
         timeout: float | None,
         on_progress: OnProgress,
     ) -> int:
-        found = self._named(named, what, timeout) if named else self._list(**filters, timeout=timeout)
+        found = self._named(named, what, timeout) if named else self._list(filters, timeout)
         finish = self._letters.replay if what == "replay" else self._letters.discard
         done = 0
         for chunk in chunks(found):

@@ -38,7 +38,7 @@ class Alarms:
         self._thread: BackgroundThread | None = None
 
     def call_after(self, seconds: float, call: Callable[[], None]) -> float:
-        """Make the call when so many seconds have passed; return the time of the system's clock at which that is.
+        """Make the call ``seconds`` from now, and return that time on the system's clock.
 
         Raises:
             StoreUnavailableError: The system has no thread left.

@@ -43,7 +43,7 @@ REGISTRY: Final = "readergroup/retention"
 _SHORTEST_INTERVAL_SECONDS: Final = 1.0
 #: A writer never makes its stream due after fewer bytes.
 _LEAST_BYTES: Final = 256 * 1024
-#: However small it is, the stream is due after so many sixteenths: what groups have consumed is deleted then.
+#: A small stream is due after so many sixteenths too, so that what groups have consumed is deleted.
 _MOST_LIMITS: Final = 3
 
 _logger = get_logger(__name__)
@@ -70,9 +70,9 @@ class _Budget:
         self.stored = 0  # since the policy was applied
 
     def renew(self, grown: int, kept: int) -> None:
-        """Begin anew, in a stream that has ``kept`` so many bytes.
+        """Count from 0 again. The stream has ``kept`` bytes now.
 
-        It has ``grown`` since: other writers stored the rest, and will do so again.
+        It has ``grown`` since the last time: other writers stored the rest, and will do so again.
         """
         share = self.stored / grown if grown > self.stored > 0 else 1.0
         room = min(max(self.limit, self._max_bytes + self.limit - kept), _MOST_LIMITS * self.limit)

@@ -563,8 +563,9 @@ class EventWriter(Generic[T]):
         """Raise the error that the next write raises, if there is one. Lock held."""
         self._check_usable()
         if self._is_late and not self._late_told:
-            is_refused = isinstance(self._trouble, StorePermissionError)
-            reason = "refuses earlier events" if is_refused else "has accepted nothing for longer than the timeout"
+            reason = (
+                "refuses earlier events" if self._is_refused else "has accepted nothing for longer than the timeout"
+            )
             raise self._not_stored_yet(f"the store {reason}; this call wrote nothing")
 
     def wait_for_room(self, *, timeout: float | None = None) -> None:
@@ -683,7 +684,12 @@ class EventWriter(Generic[T]):
 
     def _is_refused_since(self, before: Exception | None) -> bool:
         """Return whether the last attempt, after the one with the error ``before``, lacked a right. Lock held."""
-        return self._trouble is not before and isinstance(self._trouble, StorePermissionError)
+        return self._trouble is not before and self._is_refused
+
+    @property
+    def _is_refused(self) -> bool:
+        """Whether the last attempt lacked a right."""
+        return isinstance(self._trouble, StorePermissionError)
 
     def _not_stored_yet(self, message: str) -> DeadlineExceededError | StorePermissionError:
         """Return the error of a call that waits no longer. Lock held."""
@@ -691,7 +697,7 @@ class EventWriter(Generic[T]):
         facts = {"stream": self.stream, **self._unstored_facts(), "bytes_not_stored": self._unstored}
         if self._trouble is not None:
             facts["cause"] = str(self._trouble)
-        kind = StorePermissionError if isinstance(self._trouble, StorePermissionError) else DeadlineExceededError
+        kind = StorePermissionError if self._is_refused else DeadlineExceededError
         error = kind(message, **facts)
         error.__cause__ = self._trouble
         return error
@@ -945,7 +951,7 @@ class EventWriter(Generic[T]):
         with self._lock:
             is_in_doubt = any(batch.in_doubt for batch in self._round)
         kind: type[ReaderGroupError] = OutcomeUnknownError if is_in_doubt else DeadlineExceededError
-        if not is_in_doubt and isinstance(self._trouble, StorePermissionError):
+        if not is_in_doubt and self._is_refused:
             kind = StorePermissionError
         before = (
             "all events were stored"
