@@ -24,7 +24,9 @@ class Watch(Protocol):
         """Sleep until a change, or until `wake`. Return the segments that may have changed, None for any."""
         ...
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """Let `wait` return from now on. Another thread may have closed it already."""
+        ...
 
     def close(self) -> None: ...
 
@@ -113,7 +115,7 @@ class Waiters:
                 watch.close()
             else:
                 self._wanted.set()
-                with contextlib.suppress(Exception):  # the thread has closed it already
+                with contextlib.suppress(Exception):  # the interrupt is raised in any case
                     watch.wake()
             raise
 

@@ -117,6 +117,18 @@ def test_a_transaction_whose_beginning_was_interrupted_keeps_no_time(clients: li
             writer._notes._holds.clear()
 
 
+@pytest.mark.parametrize("end", [rg.Transaction.commit, rg.Transaction.abort])
+def test_a_transaction_whose_end_was_interrupted_keeps_no_time_once_it_is_over(
+    clients: list[rg.Client], end: Callable[[rg.Transaction[bytes]], None]
+) -> None:
+    begun: list[rg.Transaction[bytes]] = []
+    with clients[0].writer("shop/orders") as writer:
+        for run in interrupts(lambda: end(begun[-1]), before=lambda: begun.append(writer.transaction())):
+            with suppress(rg.ClosedError):
+                end(begun[-1])
+            assert not writer._notes._holds, run.place
+
+
 @FEW_OR_MORE
 def test_an_interrupted_commit_can_be_repeated_until_the_events_are_stored_or_never_will_be(
     clients: list[rg.Client], sparsely: int

@@ -329,7 +329,11 @@ class Transaction(Generic[T]):
 
     def _end(self) -> None:
         self._is_over = True
-        self._earliest.release()
+        try:
+            self._earliest.release()
+        except BaseException:  # interrupted; a call that finds the transaction over would not do it
+            self._earliest.release()
+            raise
 
     def _give_up(self) -> None:
         self._end()

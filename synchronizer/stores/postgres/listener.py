@@ -16,7 +16,6 @@ import os
 import select
 import threading
 from collections.abc import Collection
-from io import FileIO
 from typing import Final
 
 import psycopg
@@ -28,6 +27,7 @@ from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Bell, Flag
 
+from ..wake_pipe import WakePipe
 from .connections import Address, Connection, Connections
 from .schema import Names
 
@@ -110,9 +110,7 @@ class Listener:
         self._registered: set[str] = set()
         self._is_failing = False
         self._is_closed = Flag()
-        reader, writer = os.pipe()
-        self._wake_reader, self._wake_writer = FileIO(reader), FileIO(writer, "w")
-        os.set_blocking(writer, False)
+        self._wake_pipe = WakePipe()
         self._thread = BackgroundThread(self._run, name="postgres-listener", stopping=self._is_closed)
 
     def start(self) -> None:
@@ -137,7 +135,7 @@ class Listener:
             self._expected_until.update(dict.fromkeys(names, until))
             if self._registered.issuperset(names):
                 return
-        self._wake()
+        self._wake_pipe.wake()
         while True:
             with self._lock:
                 if self._is_failing or self._registered.issuperset(names) or deadline.passed:
@@ -152,22 +150,14 @@ class Listener:
     def stop(self) -> None:
         """Let the thread end. It may be called twice."""
         self._is_closed.set()
-        self._wake()
+        self._wake_pipe.wake()
 
     def close(self) -> None:
         """Wait for the thread, after `stop`, up to a second. The thread ends even if this call is interrupted."""
         with contextlib.suppress(RuntimeError):  # the thread has not started, and will end when it does
             self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():  # else it does this itself, when the server has answered or its time is over
-            self._close_pipe()
-
-    def _close_pipe(self) -> None:
-        self._wake_reader.close()
-        self._wake_writer.close()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(ValueError):  # the pipe is closed
-            self._wake_writer.write(b"\n")  # a full pipe wakes the thread as well
+            self._wake_pipe.close()
 
     def _run(self) -> None:
         failures = 0
@@ -198,7 +188,7 @@ class Listener:
                     )
                 self._publish(None)
                 _CLOCK.wait(self._is_closed, growing_pause(failures, first=0.05, most=2.0))
-        self._close_pipe()
+        self._wake_pipe.close()
 
     def _start_over(self, *, is_failing: bool) -> None:
         with self._lock:
@@ -221,15 +211,15 @@ class Listener:
         )
         poll = select.poll()
         poll.register(connection.pgconn.socket, select.POLLIN)
-        wake_reader = self._wake_reader.fileno()
-        poll.register(wake_reader, select.POLLIN)
+        woken = self._wake_pipe.fileno()
+        poll.register(woken, select.POLLIN)
         is_listening = False
         while not self._is_closed.is_set():
             is_listening = self._update_interest(connection, is_listening)
             ready = poll.poll(_LINGER_SECONDS * 1000 if is_listening else None)
-            if any(file == wake_reader for file, _ in ready):
-                self._wake_reader.read(4096)
-            if any(file != wake_reader for file, _ in ready):
+            if any(file == woken for file, _ in ready):
+                self._wake_pipe.clear()
+            if any(file != woken for file, _ in ready):
                 self._receive(connection)
 
     def _receive(self, connection: Connection) -> None:

@@ -15,6 +15,7 @@ import sys
 from typing import Final
 
 from ..forking import close_own
+from ..wake_pipe import WakePipe
 from .side_file import open_side_file
 
 _IN_ACCESS: Final = 0x1
@@ -63,13 +64,13 @@ class FileWatch:
             os.close(self._inotify)
             raise OSError(error, "inotify_add_watch", path)
         try:
-            self._wake_reader, self._wake_writer = os.pipe()
+            self._wake_pipe = WakePipe()
         except BaseException:
             os.close(self._inotify)
             raise
         self._poll = select.poll()
         self._poll.register(self._inotify, select.POLLIN)
-        self._poll.register(self._wake_reader, select.POLLIN)
+        self._poll.register(self._wake_pipe, select.POLLIN)
 
     def wait(self) -> None:
         self._poll.poll()
@@ -78,8 +79,8 @@ class FileWatch:
                 os.read(self._inotify, 4096)
 
     def wake(self) -> None:
-        os.write(self._wake_writer, b"\n")
+        self._wake_pipe.wake()
 
     def close(self) -> None:
-        for file in (self._inotify, self._wake_reader, self._wake_writer):
-            os.close(file)
+        self._wake_pipe.close()
+        os.close(self._inotify)
