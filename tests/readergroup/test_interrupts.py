@@ -13,6 +13,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import readergroup as rg
+from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.model.updates import UPDATES
+from synchronizer.state import StateCodec
 from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import CallInThread, until
 
@@ -127,6 +130,13 @@ def test_a_transaction_whose_end_was_interrupted_keeps_no_time_once_it_is_over(
             with suppress(rg.ClosedError):
                 end(begun[-1])
             assert not writer._notes._holds, run.place
+
+
+def test_pydantic_hides_no_interrupt_of_the_writing_of_a_groups_state() -> None:
+    codec = StateCodec(ReaderGroupState, UPDATES)
+    state = ReaderGroupState(config=rg.ReaderGroupConfig(streams=["shop/orders"], start="tail"))
+    for run in interrupts(lambda: codec.encode_initial(state)):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
 
 
 @FEW_OR_MORE

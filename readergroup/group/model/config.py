@@ -21,11 +21,13 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic_core import PydanticSerializationError
 
 from readergroup.streams.config import StreamCut, check_stream_name
 from synchronizer import Map
 from synchronizer.arguments import holds_items
 from synchronizer.configuration import Configuration
+from synchronizer.error_translation import raise_interrupt_in
 
 
 def new_reader_id() -> str:
@@ -105,7 +107,11 @@ class ReaderGroupConfig(Configuration):
     @model_serializer(mode="wrap")
     def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave the defaults of later fields out, so that earlier releases read the group."""
-        fields: dict[str, Any] = serialize(self)
+        try:
+            fields: dict[str, Any] = serialize(self)
+        except PydanticSerializationError as error:
+            raise_interrupt_in(error)  # pydantic loses it on the way out of this function
+            raise
         for field, default in (("retention", "NONE"), ("balance", "count")):
             if fields.get(field) == default:
                 del fields[field]
