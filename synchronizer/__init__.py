@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         Guarantees,
         SegmentCopy,
         SegmentInfo,
+        SegmentStart,
         SegmentStore,
         UnknownOutcome,
     )
@@ -115,6 +116,7 @@ __all__ = [
     "SealedError",
     "SegmentCopy",
     "SegmentInfo",
+    "SegmentStart",
     "SegmentStore",
     "Semaphore",
     "SetChange",
@@ -172,7 +174,7 @@ _MODULES = {
     ".state_synchronizer": "Proposal StateSynchronizer",
     ".store": (
         "ANY Append AppendResult Appended AttributeChange Conflict Guarantees MAX_APPEND_BYTES "
-        "MAX_ATTRIBUTE_CHANGES MAX_DELTA_BYTES MAX_NAME_LENGTH SegmentCopy SegmentInfo SegmentStore "
+        "MAX_ATTRIBUTE_CHANGES MAX_DELTA_BYTES MAX_NAME_LENGTH SegmentCopy SegmentInfo SegmentStart SegmentStore "
         "UnknownOutcome"
     ),
     ".stores.opening": "open_store",

@@ -18,7 +18,7 @@ from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .limits import DEFAULT_STATE_LIMIT_BYTES
-from .log.beginning import begins_in_one_step, first_entry
+from .log.beginning import begins_in_one_step, first_entry, first_entry_of_nothing
 from .log.compaction import COMPACTION_BYTES, Compactor
 from .log.deciding import NO_ATTRIBUTES, Decision
 from .log.entries import EntryLog, Revision, decode_entries
@@ -27,7 +27,7 @@ from .log.listening import UpdateListening
 from .log.replica import AppliedUpdate, Replica, Transition, TransitionFeed
 from .log.writer import LogWriter
 from .state import S, State, StateCodec, Update
-from .store import AttributeChange, SegmentStore
+from .store import MAX_START_OFFSET, AttributeChange, SegmentStore
 
 R = TypeVar("R")
 
@@ -67,6 +67,8 @@ class StateSynchronizer(Generic[S]):
         timeout: The default of all calls, 30 seconds. With 0 a call asks the store once and does not wait.
         state_limit_bytes: 1 MiB by default. An update that leaves the state larger, and over this size, raises
             `StateTooLargeError`, unless its class has ``may_exceed_limit``.
+        first_offset: Where the log begins if it is created here. Its name may have been forgotten before if this is
+            beyond all that the forgotten log held, as the microseconds since 1970 are.
         compaction_bytes: About how much log makes an update compact, 512 KiB by default. None leaves compaction to
             ``compact``.
         rng: Spreads compactions over the processes.
@@ -83,6 +85,7 @@ class StateSynchronizer(Generic[S]):
         clock: Clock | None = None,
         timeout: float = 30.0,
         state_limit_bytes: int = DEFAULT_STATE_LIMIT_BYTES,
+        first_offset: int = 0,
         compaction_bytes: int | None = COMPACTION_BYTES,
         rng: random.Random | None = None,
     ) -> None:
@@ -92,6 +95,7 @@ class StateSynchronizer(Generic[S]):
         check_type(rng, random.Random, "rng", or_none=True)
         check_duration(timeout, "timeout")
         check_count(state_limit_bytes, "state_limit_bytes")
+        check_count(first_offset, "first_offset", at_least=0, at_most=MAX_START_OFFSET)
         check_count(compaction_bytes, "compaction_bytes", at_least=0, or_none=True)
         if initial is None and state_type is None:
             raise InvalidArgumentError(
@@ -114,10 +118,10 @@ class StateSynchronizer(Generic[S]):
         self.clock: Clock = clock_or_system(clock)
         self.timeout = timeout
         self._codec: StateCodec[S] = StateCodec(state_type or type(initial), tuple(updates))  # type: ignore[arg-type]
+        self._first_offset = first_offset
         self._follower = LogFollower(EntryLog(store, name), self._codec, self.clock)
         self._writer = LogWriter(self._follower, state_limit_bytes)
         self._listening: list[UpdateListening[S]] = []  # without threads
-        self._compactor = Compactor(self._follower, compaction_bytes, rng or random.SystemRandom())
         deadline = Deadline(self.clock, timeout)
         try:
             self._follower.begin(deadline)
@@ -125,19 +129,23 @@ class StateSynchronizer(Generic[S]):
             if initial is None:
                 raise
             self._create(first_entry(name, initial, self._codec, state_limit_bytes), deadline)
+        self._compactor = Compactor(self._follower, compaction_bytes, rng or random.SystemRandom())
         if initial is not None and self._replica.state is None:
             self._initialize(initial, deadline)
 
     def _create(self, first: bytes, deadline: Deadline) -> None:
         """Create the log, in one step with its first entry if the store can."""
-        log, retry = self.segment, self._follower.retry
+        log, at, retry = self.segment, self._first_offset, self._follower.retry
+        if not begins_in_one_step(self.store, first):
+            first = first_entry_of_nothing(self._codec)
         if begins_in_one_step(self.store, first):
-            created = retry(deadline, lambda: self.store.create_together({log: first}))
+            created = retry(deadline, lambda: self.store.create_together({log: first}, start_offsets={log: at}))
         else:
             created = False
-            retry(deadline, lambda: self.store.create(log))
+            retry(deadline, lambda: self.store.create(log, start_offset=at))
         if created:
-            self._follower.apply(decode_entries(log, first, 0, 0))
+            self._follower.begin_at(at)
+            self._follower.apply(decode_entries(log, first, at, 0))
         else:
             self._follower.begin(deadline)
 
@@ -174,14 +182,18 @@ class StateSynchronizer(Generic[S]):
 
     @property
     def applied_length(self) -> int:
-        """How many bytes of the log this process has applied: the known length for ``store.wait``."""
+        """The offset up to which this process has applied the log: the known length for ``store.wait``."""
         return self._replica.next_offset
 
     @property
     def bytes_since_compaction(self) -> int:
         """How many bytes of log a process that joins now must apply, as far as this process knows."""
-        mark = self._follower.mark
-        return self._replica.next_offset - (mark.next_offset if mark else 0)
+        return self._replica.next_offset - self._follower.compacted_upto
+
+    @property
+    def was_compacted(self) -> bool:
+        """Whether the log has a snapshot, as far as this process knows."""
+        return self._follower.mark is not None
 
     def transitions(self) -> TransitionFeed[S]:
         """Return a feed of every transition that this process applies from now on, of any writer."""
@@ -304,7 +316,7 @@ class StateSynchronizer(Generic[S]):
     def delete(
         self, *, timeout: float | None = None, attributes: Callable[[], Mapping[str, AttributeChange]] | None = None
     ) -> bool:
-        """Delete the state; return whether this call did it. Its log stays, so that revisions of the name only grow.
+        """Delete the state; return whether this call did it. Its log stays, and revisions of the name only grow.
 
         Replicas raise `NotFoundError` when they learn of it, until `initialize` begins the state again.
 

@@ -3,7 +3,7 @@
 A segment is a named, append-only sequence of bytes with small named values (attributes). Offsets are absolute byte
 offsets and never reused: truncation moves the start, not the offsets. Each verb is one atomic step. The name of a
 deleted segment is never used again, so a name always means the same segment. Only a name that no other process can use
-may be forgotten.
+may be forgotten, or one whose next segment begins at a greater offset.
 
 Losing a race is an answer (`Conflict`), a missing segment is an exception (`NotFoundError`). A backend has no retry,
 no cache and no timeout policy beyond those of its verbs.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -35,6 +35,8 @@ MAX_ATTRIBUTE_CHANGES: Final = 500
 #: The most segments, and the most bytes in them together, that one `SegmentStore.create_together` may create.
 MAX_CREATED: Final = 300
 MAX_CREATED_BYTES: Final = 64 * 1024
+#: The greatest offset at which a segment may begin. Microseconds since 1970 reach it in the year 2255.
+MAX_START_OFFSET: Final = 2**53
 
 
 class AnyValue(enum.Enum):
@@ -84,6 +86,13 @@ class SegmentInfo:
     start_offset: int
     length: int
     sealed: bool
+
+
+class SegmentStart(NamedTuple):
+    """The first bytes of a segment, and where they begin."""
+
+    offset: int
+    data: bytes
 
 
 class Appended(NamedTuple):
@@ -169,25 +178,36 @@ class SegmentStore(ABC):
         return StoreCounters()
 
     @abstractmethod
-    def create(self, segment: str) -> bool:
-        """Create an empty segment; return whether it is new. Raise `AlreadyExistsError` for a deleted name."""
+    def create(self, segment: str, *, start_offset: int = 0) -> bool:
+        """Create an empty segment; return whether it is new. Raise `AlreadyExistsError` for a deleted name.
+
+        Args:
+            segment: The name of the segment.
+            start_offset: Its first offset, at most `MAX_START_OFFSET`. A name that was forgotten gets one that no
+                offset of the earlier segment reached, so that a process which slept mistakes neither for the other.
+        """
 
     @abstractmethod
     def delete(self, segment: str) -> None:
         """Delete the segment's bytes and attributes. Its name is not used again. Deleting twice is no error."""
 
-    def forget(self, segment: str) -> None:
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
         """Delete the segment and its name, as if it had never been created.
 
-        Use it only for a name that its creator alone creates and appends to, such as one with a random part. For other
-        names, only the memory of the name keeps a late `create` from making the segment again, empty. A deleted name
-        takes space forever, a forgotten one does not. Forgetting a segment that does not exist is no error. By default
-        it is the same as `delete`.
+        Use it only for a name that its creator alone creates and appends to, such as one with a random part, and for
+        one whose segments never have an offset in common. For other names, only the memory of the name keeps a late
+        `create` from making the segment again, empty. A deleted name takes space forever, a forgotten one does not.
+        Forgetting a segment that does not exist is no error.
+
+        By default it is the same as `delete`, and with ``expected_offset`` it does nothing.
+
+        Args:
+            segment: The name of the segment.
+            expected_offset: Do nothing, in the same step, if the length is another, or the segment was deleted.
         """
-        try:
-            self.delete(segment)
-        except NotFoundError:
-            return
+        if expected_offset is None:
+            with suppress(NotFoundError):
+                self.delete(segment)
 
     @abstractmethod
     def info(self, segment: str) -> SegmentInfo:
@@ -274,18 +294,19 @@ class SegmentStore(ABC):
             InvalidArgumentError: ``offset`` is beyond the length.
         """
 
-    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
-        """Return the first bytes of each of ``segments``, up to ``max_bytes`` of each, as `read` at offset 0 does.
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, SegmentStart]:
+        """Return the first bytes of each of ``segments``, up to ``max_bytes`` of each, and their offsets.
 
-        A segment that does not exist, or whose first bytes are truncated, is left out. A store may leave out others
-        too: `read` them one by one. By default it calls `read` for each segment; a backend overrides it where it can
-        read many small segments in less time.
+        A segment that does not exist is left out. A store may leave out others too: `read` them one by one. By default
+        it calls `info` and `read` for each segment; a backend overrides it where it can read many small segments in
+        less time.
         """
         check_names(segments)
         found = {}
         for segment in segments:
             try:
-                found[segment] = self.read(segment, 0, max_bytes)
+                start = self.info(segment).start_offset
+                found[segment] = SegmentStart(start, self.read(segment, start, max_bytes))
             except (NotFoundError, TruncatedError):
                 continue
         return found
@@ -336,7 +357,7 @@ class SegmentStore(ABC):
         """
         raise InvalidArgumentError("this store has no fair lock; see store.guarantees", url=self.url)
 
-    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+    def create_together(self, segments: Mapping[str, bytes], *, start_offsets: Mapping[str, int] | None = None) -> bool:
         """Create all of ``segments``, each with its first bytes, in one step, if none of them exists.
 
         Only where ``guarantees.atomic_multi_create``. After a lost answer, which raises `StoreUnavailableError`, the
@@ -345,6 +366,7 @@ class SegmentStore(ABC):
         Args:
             segments: The first bytes, or none, by the name of the segment. At most `MAX_CREATED` segments, and
                 `MAX_CREATED_BYTES` bytes in all of them together.
+            start_offsets: The first offsets of those that do not begin at 0, as for `create`.
 
         Returns:
             True; False if one of them exists. None is created then.

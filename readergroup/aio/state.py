@@ -129,6 +129,7 @@ class StateSynchronizer(ClosableFacade[sync.StateSynchronizer[S]], Generic[S]):
     revision = Plain(lambda synchronizer: Revision(*synchronizer.revision))
     applied_length = Plain(lambda synchronizer: int(synchronizer.applied_length))
     bytes_since_compaction = Plain(lambda synchronizer: int(synchronizer.bytes_since_compaction))
+    was_compacted = Plain(lambda synchronizer: bool(synchronizer.was_compacted))
     history = awaited(sync.StateSynchronizer.history)
     compact = awaited(sync.StateSynchronizer.compact)
     delete = awaited(sync.StateSynchronizer.delete)

@@ -26,7 +26,7 @@ from ..closable import close_each, stop_each
 from ..errors import ReaderGroupExistsError
 from ..record.naming import LIFE
 from ..streams.config import StreamCut, check_name
-from ..streams.open_names import DeletedNames, OpenNames
+from ..streams.open_names import DeletedNames, OpenNames, first_offset
 from ..streams.retention.consumed import Consumed, Subscribers
 from .model.config import ReaderGroupConfig
 from .model.positions import positions
@@ -159,7 +159,10 @@ class ReaderGroupManager:
             GroupUpdater(self.get(group).synchronizer, self._client.streams).note_skipped(head)
 
     def _read_alone(self, log: str, backoff: Backoff) -> ReaderGroupState | None:
-        length = backoff.retry(partial(self._deleted.length, log))
+        try:
+            length = backoff.retry(partial(self._deleted.length, log))
+        except NotFoundError:
+            return None  # the name was forgotten meanwhile
         try:
             return self._get(log.removeprefix(_LOG_PREFIX)).state
         except NotFoundError:
@@ -198,7 +201,9 @@ class ReaderGroupManager:
             kept = {each: AttributeChange(value, forget_history(value)) for each, value in found.items()}
             return {**changes, **kept}
 
-        group.synchronizer.delete(attributes=with_them)
+        synchronizer = group.synchronizer
+        if synchronizer.delete(attributes=with_them):
+            self._client.streams.note_deleted_group(synchronizer.segment, synchronizer.applied_length)
         with self._lock:
             self._groups.let_go(name)
         self._clear_waiting(name)
@@ -222,10 +227,15 @@ class ReaderGroupManager:
                 raise ClosedError("the client is closed; open another", group=name)
             group = self._groups.get(name)
         if group is not None:
-            if initial is not None:
+            if initial is None:
+                return group
+            try:
                 group.synchronizer.initialize(initial)
-                self._keep(name, group)
-            return group
+                return self._keep(name, group)
+            except NotFoundError:  # the log was forgotten since this client opened it
+                with self._lock:
+                    self._groups.drop(name, group)
+                group.close()
         with loading():
             from .reader_group import ReaderGroup
 
@@ -239,6 +249,7 @@ class ReaderGroupManager:
                 clock=self._client.clock,
                 timeout=self._client.timeout,
                 state_limit_bytes=self._client.state_limit_bytes,
+                first_offset=first_offset(self._client.clock),
             )
         except NotFoundError as error:
             raise _not_found(name) from error

@@ -134,8 +134,8 @@ class Copies:
 
     def _announce(self, target: str, wanted: BeginCopy) -> StreamState:
         deadline = self._metadata.deadline()
-        synchronizer = self._metadata.open(target, create=True)
-        before = synchronizer.fetch_updates(timeout=deadline.remaining())
+        synchronizer = self._metadata.existing_log(target, deadline, create=True)
+        before = synchronizer.state
         if not before.exists and not before.is_being_copied:
             self._data.delete_all(before, deadline)  # the rest of an interrupted deletion
         return synchronizer.update_state(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from synchronizer import (
     Deadline,
@@ -24,6 +25,13 @@ from .data.segment_reader import block_start
 from .metadata import StreamMetadata
 from .state import ForgetSegments, StreamState
 from .writing.event_numbers import WRITER_RETENTION_SECONDS
+
+
+class Names(NamedTuple):
+    """The names, in the store, of the segments of a stream: those with its events, and those of transactions."""
+
+    data: Sequence[str]
+    staged: Sequence[str]
 
 
 class DataSegments:
@@ -155,15 +163,25 @@ class DataSegments:
 
     def delete_all(self, state: StreamState, deadline: Deadline) -> None:
         """Delete all data of the stream, staged segments too."""
+        self.delete_these(self.names(state, deadline), deadline)
+
+    def names(self, state: StreamState, deadline: Deadline) -> Names:
+        """Return the names of all segments of the stream that exist."""
         if not state.incarnation:
-            return
-        backoff = self._metadata.backoff(deadline)
+            return Names([], [])
         staged = staging_prefix(state.name, state.incarnation)
-        for segment in backoff.retry(lambda: list(self._store.list(state.data_prefix))):
-            if segment.startswith(staged):
-                backoff.retry(partial(self._store.forget, segment))
-            else:
-                self.delete([segment], backoff)
+        found = self._metadata.backoff(deadline).retry(lambda: list(self._store.list(state.data_prefix)))
+        return Names(
+            [segment for segment in found if not segment.startswith(staged)],
+            [segment for segment in found if segment.startswith(staged)],
+        )
+
+    def delete_these(self, names: Names, deadline: Deadline) -> None:
+        """Delete these segments of one stream."""
+        backoff = self._metadata.backoff(deadline)
+        self.delete(names.data, backoff)
+        for segment in names.staged:
+            backoff.retry(partial(self._store.forget, segment))
 
     def delete_staged(self, prefix: str, is_given_up: Callable[[StagedName], bool], deadline: Deadline) -> None:
         """Delete staged segments that are given up under the prefix. Those that cannot be deleted now expire later."""

@@ -2,7 +2,8 @@
 
 A stream is deleted in two steps: its metadata records the deletion, then its segments are deleted. `Deletions.delete`
 first adds the stream to a durable queue and then does both. Later, a process that deletes a stream checks the queue:
-mostly there is nothing left to do, but if a process died between the two steps, this check completes the deletion.
+mostly there is nothing left to do, but if a process died between the two steps, this check completes the deletion. It
+also forgets the names that were deleted long ago.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from synchronizer import (
     DeadlineExceededError,
     EventProcessor,
     EventQueue,
+    NotFoundError,
     QueuedEvent,
     ReaderGroupError,
     StateSynchronizer,
@@ -32,6 +34,7 @@ from synchronizer.threads.flag import Flag
 
 from .data_segments import DataSegments
 from .metadata import StreamMetadata
+from .name_expiry import DeletedName, NameExpiry
 from .state import DeleteStream, StreamState
 
 QUEUE: Final = "readergroup/deletions"
@@ -75,7 +78,8 @@ class Deletions:
         self._data = data
         self._store = metadata.store
         self._clock = metadata.clock
-        self._lock = threading.Lock()
+        self._names = NameExpiry(self._store, self._clock)
+        self._lock = threading.RLock()  # a check without a thread is made with the lock held
         self._stopping = Flag()
         self._queue: EventQueue | None = None
         self._thread: threading.Thread | None = None
@@ -89,8 +93,14 @@ class Deletions:
             if deleted is not None:
                 break
         self._metadata.let_go((stream,))
-        self._data.delete_all(deleted, deadline)
-        _shorten_log(synchronizer, deadline)
+        self._delete_data(synchronizer, deleted, deadline)
+        self._look_through()
+
+    def note_deleted(self, log: str, length: int, deadline: Deadline) -> None:
+        """Note that a group is deleted whose log has this length, so that its name is forgotten when it is time."""
+        self._names.note(DeletedName(log, length, self._clock.time()), self._metadata.backoff(deadline))
+        with self._lock:
+            self._announced += 1
         self._look_through()
 
     def close(self) -> None:
@@ -123,7 +133,7 @@ class Deletions:
         def end(now: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState | None]:
             if now.incarnation != seen.incarnation:
                 return [], None
-            return ([DeleteStream()] if now.exists or now.is_being_copied else []), now
+            return ([DeleteStream()] if _is_in_use(now) else []), now
 
         return synchronizer.update_state_returning(end, timeout=deadline.remaining())
 
@@ -131,9 +141,28 @@ class Deletions:
         """Record durably that this stream is about to be deleted."""
         with self._lock:
             self._announced += 1
+        self._opened_queue().add(Deletion(stream, incarnation, self._clock.time()).encode(), timeout=timeout)
+
+    def _opened_queue(self) -> EventQueue:
+        with self._lock:
             if self._queue is None:
                 self._queue = EventQueue(self._store, QUEUE, clock=self._clock, timeout=self._metadata.timeout)
-        self._queue.add(Deletion(stream, incarnation, self._clock.time()).encode(), timeout=timeout)
+            return self._queue
+
+    def _delete_data(
+        self, synchronizer: StateSynchronizer[StreamState], deleted: StreamState, deadline: Deadline
+    ) -> None:
+        """Delete the data of a stream whose metadata records the deletion, and note the names that this leaves."""
+        length = synchronizer.applied_length  # first: a log that goes on after it is not forgotten
+        log = "" if _is_in_use(synchronizer.state) else synchronizer.segment
+        segments = self._data.names(deleted, deadline)
+        name = DeletedName(log, length, self._clock.time(), tuple(segments.data))
+        is_noted = self._names.note(name, self._metadata.backoff(deadline))
+        self._data.delete_these(segments, deadline)
+        if not is_noted:  # perhaps there was no room
+            self._names.note(name, self._metadata.backoff(deadline))
+        if log:
+            _shorten_log(synchronizer, deadline)
 
     # ------------------------------------------------------------------ what others have left
 
@@ -157,9 +186,9 @@ class Deletions:
                     _logger.warning("cleanup after deleted streams is delayed until the next deletion: %s", error)
 
     def _run(self) -> None:
-        assert self._queue is not None
         try:
-            end = self._store.info(self._queue.segment).length  # deletions that are put off wait for the next check
+            self._names.forget_expired(self._stopping, self._metadata.backoff)
+            end = self._store.info(self._opened_queue().segment).length  # what is put off waits for the next check
             with EventProcessor(
                 self._store,
                 QUEUE,
@@ -183,28 +212,34 @@ class Deletions:
         deletion = Deletion.decode(event.data)
         is_young = self._clock.time() - deletion.announced_at < PATIENCE_SECONDS
         if not self._finish(deletion) and is_young:
-            assert self._queue is not None
-            self._queue.add(event.data)
+            self._opened_queue().add(event.data)
 
     def _finish(self, deletion: Deletion) -> bool:
         """Delete the rest of the stream; return False if its metadata does not record the deletion."""
         deadline = self._metadata.deadline()
+        deleted = StreamState(name=deletion.stream, incarnation=deletion.incarnation)
         with self._metadata.used(deletion.stream):
-            synchronizer = self._metadata.open(deletion.stream, create=False)
-            state = synchronizer.fetch_updates(timeout=deadline.remaining())
-        is_in_use = state.exists or state.is_being_copied
-        if is_in_use and state.incarnation == deletion.incarnation:
+            try:
+                synchronizer = self._metadata.existing_log(deletion.stream, deadline)
+            except NotFoundError:  # the name is forgotten by now
+                self._data.delete_all(deleted, deadline)
+                return True
+        if _is_in_use(synchronizer.state) and synchronizer.state.incarnation == deletion.incarnation:
             return False
-        self._data.delete_all(StreamState(name=deletion.stream, incarnation=deletion.incarnation), deadline)
-        if not is_in_use:
+        if any(self._data.names(deleted, deadline)):
+            self._delete_data(synchronizer, deleted, deadline)
+        elif not _is_in_use(synchronizer.state):
             _shorten_log(synchronizer, deadline)
         return True
 
 
+def _is_in_use(state: StreamState) -> bool:
+    return state.exists or state.is_being_copied
+
+
 def _shorten_log(synchronizer: StateSynchronizer[StreamState], deadline: Deadline) -> None:
-    """Drop the history of a deleted stream. Its log stays, so that revisions of the name only grow."""
-    was_compacted = synchronizer.bytes_since_compaction < synchronizer.applied_length
-    if not was_compacted and synchronizer.applied_length <= KEPT_LOG_BYTES:
+    """Drop the history of a deleted stream. Its log stays for now, for those who know its revisions."""
+    if not synchronizer.was_compacted and synchronizer.bytes_since_compaction <= KEPT_LOG_BYTES:
         return
     try:
         synchronizer.compact(timeout=deadline.remaining(), keep_last=False)

@@ -271,8 +271,8 @@ class StreamManager:
 
     def _create_in_steps(self, new: StreamState, deadline: Deadline) -> StreamInfo:
         """Create the stream, whose name may be in use, or may have been. Any client can complete the steps."""
-        synchronizer = self.metadata.open(new.name, create=True, deadline=deadline)
-        before = synchronizer.fetch_updates(timeout=deadline.remaining())
+        synchronizer = self.metadata.existing_log(new.name, deadline, create=True)
+        before = synchronizer.state
         if not before.exists and not before.is_being_copied:
             self._data.delete_all(before, deadline)  # the rest of an interrupted deletion
 
@@ -489,16 +489,22 @@ class StreamManager:
         The name can be used again. While the store is full, the call first waits half of ``timeout``; if it is
         interrupted then, delete the stream again.
         """
+        self._opened_deletions().delete(name, self.metadata.deadline(timeout))
+        with suppress(ReaderGroupError):  # what is left is ignored
+            self.watermarks.forget(name)
+
+    def note_deleted_group(self, log: str, length: int) -> None:
+        """Note that a group is deleted whose log has this length, so that its name is forgotten when it is time."""
+        self._opened_deletions().note_deleted(log, length, self.metadata.deadline())
+
+    def _opened_deletions(self) -> Deletions:
         with loading():
             from .deletions import Deletions
 
         with self._lock:
             if self._deletions is None:
                 self._deletions = Deletions(self.metadata, self._data)
-            deletions = self._deletions
-        deletions.delete(name, self.metadata.deadline(timeout))
-        with suppress(ReaderGroupError):  # what is left is ignored
-            self.watermarks.forget(name)
+            return self._deletions
 
     def info(self, name: str, *, timeout: float | None = None) -> StreamInfo:
         """Return a description of the stream as it is now, with its load if it scales by itself."""

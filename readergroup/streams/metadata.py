@@ -31,7 +31,7 @@ from synchronizer.threads.flag import Flag
 
 from ..errors import StreamBeingCopiedError
 from .config import check_name, check_stream_name
-from .open_names import DeletedNames, OpenNames
+from .open_names import DeletedNames, OpenNames, first_offset
 from .state import STREAM_UPDATES, StreamState
 
 _LOG_PREFIX: Final = "stream/"
@@ -75,8 +75,8 @@ class StreamMetadata:
         self, name: str, deadline: Deadline, *, or_being_copied: bool = False
     ) -> StateSynchronizer[StreamState]:
         """Return the stream's synchronizer, just fetched. Raise `NotFoundError` if there is no such stream."""
-        synchronizer = self.open(check_stream_name(name), create=False, deadline=deadline)
-        state = synchronizer.fetch_updates(timeout=deadline.remaining())
+        synchronizer = self.existing_log(check_stream_name(name), deadline)
+        state = synchronizer.state
         if state.is_being_copied and not or_being_copied:
             raise StreamBeingCopiedError(
                 "the stream is an unfinished copy; complete it with streams.copy, or discard it with streams.delete",
@@ -88,6 +88,19 @@ class StreamMetadata:
                 return synchronizer
             self._synchronizers.let_go(name)
         raise not_found(name)
+
+    def existing_log(self, name: str, deadline: Deadline, *, create: bool = False) -> StateSynchronizer[StreamState]:
+        """Return the synchronizer of this name as `open` does, just fetched. Its log exists, or is begun now."""
+        synchronizer = self.open(name, create=create, deadline=deadline)
+        try:
+            synchronizer.fetch_updates(timeout=deadline.remaining())
+            return synchronizer
+        except NotFoundError as error:  # the log was forgotten since this client opened it
+            with self._lock:
+                self._synchronizers.drop(name, synchronizer)
+            if not create:
+                raise not_found(name) from error
+        return self.existing_log(name, deadline, create=create)
 
     def open(self, name: str, *, create: bool, deadline: Deadline | None = None) -> StateSynchronizer[StreamState]:
         """Return the synchronizer of this name, whether or not such a stream exists now.
@@ -109,6 +122,7 @@ class StreamMetadata:
                 clock=self.clock,
                 timeout=self.timeout if deadline is None else deadline.remaining(self.timeout),
                 state_limit_bytes=self._state_limit_bytes,
+                first_offset=first_offset(self.clock),
             )
             opened.timeout = self.timeout
             _ = opened.state  # raises if a creation was interrupted before its first entry
@@ -152,14 +166,14 @@ class StreamMetadata:
                 if self._synchronizers.get(state.name) is not None:
                     return False
         created = {}
-        for state in states:
-            log = f"{_LOG_PREFIX}{state.name}"
+        starts = {f"{_LOG_PREFIX}{state.name}": first_offset(self.clock) for state in states}
+        for log, state in zip(starts, states, strict=True):
             created[log] = first_entry(log, state, self._codec, self._state_limit_bytes)
             created |= dict.fromkeys(map(state.data_segment, state.current), b"")
         if len(created) > MAX_CREATED or not begins_in_one_step(self.store, b"".join(created.values())):
             return False
         try:
-            return self.backoff(deadline).retry(lambda: self.store.create_together(created))
+            return self.backoff(deadline).retry(lambda: self.store.create_together(created, start_offsets=starts))
         except AlreadyExistsError:
             return False
         except StorePermissionError:
@@ -221,8 +235,11 @@ class StreamMetadata:
 
     def _read_alone(self, log: str, timeout: float | None) -> StreamState | None:
         name = log.removeprefix(_LOG_PREFIX)
-        length = self.backoff(self.deadline(timeout)).retry(lambda: self._deleted.length(log))
         with self.used(name):
+            try:
+                length = self.backoff(self.deadline(timeout)).retry(lambda: self._deleted.length(log))
+            except NotFoundError:
+                return None  # the name was forgotten meanwhile
             try:
                 return self.existing(name, self.deadline(timeout)).state
             except NotFoundError:

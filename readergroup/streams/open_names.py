@@ -1,19 +1,29 @@
 """The names of streams and groups that one client has open, and those that it knows to be deleted.
 
-A name that was used once keeps a log, which records its deletion, because revisions of a name only grow. So a deleted
-name must cost a client next to nothing.
+A deleted name keeps its log, which records the deletion, for a month. So it must cost a client next to nothing.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from synchronizer import SegmentStore
+from synchronizer import Clock, NotFoundError, SegmentStore
+from synchronizer.store import MAX_START_OFFSET
 
 T = TypeVar("T")
+
+_PER_SECOND: Final = 1_000_000
+
+
+def first_offset(clock: Clock) -> int:
+    """Return where a new log begins: beyond all that an earlier log of its name held, which is forgotten.
+
+    That one was forgotten a month after its last entry, and would have grown by a megabyte per second till today.
+    """
+    return min(max(0, int(clock.time() * _PER_SECOND)), MAX_START_OFFSET)
 
 
 class OpenNames(Generic[T]):
@@ -40,12 +50,21 @@ class OpenNames(Generic[T]):
         """Forget the name. Its object stays in memory as long as it is used elsewhere."""
         self._kept.pop(name, None)
 
+    def drop(self, name: str, opened: T) -> None:
+        """Forget the name, and its object, which is of no use any more."""
+        if self._all.get(name) is opened:
+            del self._all[name]
+            self._kept.pop(name, None)
+
     def values(self) -> Sequence[T]:
         return list(self._all.values())
 
 
 class DeletedNames:
-    """Logs that only record a deletion. Each is read once, and again when it has grown."""
+    """Logs that only record a deletion. Each is read once, and again when it has grown.
+
+    It keeps those that were forgotten, until it is asked about one of them: a hundred bytes each.
+    """
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
@@ -58,7 +77,10 @@ class DeletedNames:
             known = {log: self._lengths[log] for log in logs if log in self._lengths}
         if not known:
             return logs
-        grown = self._store.wait(known, 0)
+        try:
+            grown = self._store.wait(known, 0)
+        except NotFoundError:  # one was forgotten since they were listed
+            grown = frozenset(known)
         with self._lock:
             for log in grown:
                 self._lengths.pop(log, None)

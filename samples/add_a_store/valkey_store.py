@@ -36,7 +36,7 @@ end
 
 if verb == 'create' then
   if state then return state end
-  call('HSET', meta, 'start', 0, 'length', 0, 'state', 'open')
+  call('HSET', meta, 'start', a, 'length', a, 'state', 'open')
   call('ZADD', names, 0, segment)
   return 'created'
 elseif not state or (state == 'deleted' and verb ~= 'delete') then return 'missing'
@@ -108,9 +108,9 @@ class ValkeyStore(sc.SegmentStore):
         if must_exist and not exists:
             raise sc.NotFoundError("there are no segments at this address; correct it", url=self.url)
 
-    def create(self, segment: str) -> bool:
-        answer = self._verb("create", segment)
-        if answer == b"deleted":
+    def create(self, segment: str, *, start_offset: int = 0) -> bool:
+        checks.check_create(segment, start_offset)
+        if (answer := self._verb("create", segment, start_offset)) == b"deleted":
             raise checks.name_is_used_up(segment)
         return bool(answer == b"created")
 

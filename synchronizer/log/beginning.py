@@ -1,4 +1,7 @@
-"""The first entry of a log: it begins a state. A store that can creates the log with it in one step."""
+"""The first entry of a log: it begins a state. A store that can creates the log with it in one step.
+
+So a log in such a store has an entry at its start, or a snapshot: one that has neither was damaged.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,12 @@ def first_entry(log: str, state: S, codec: StateCodec[S], limit: int) -> bytes:
     if len(body) > limit and (size := codec.size(state)) > limit:
         raise too_large(log, size, limit)
     data, _ = encode_entry(secrets.token_bytes(8), 1, 0, body)
+    return data
+
+
+def first_entry_of_nothing(codec: StateCodec[S]) -> bytes:
+    """Return the bytes of a log whose state is yet to begin, because it is too large to create the log with it."""
+    data, _ = encode_entry(secrets.token_bytes(8), 1, 0, codec.encode_tombstone())
     return data
 
 

@@ -39,7 +39,7 @@ class Compactor(Generic[S]):
         """Compact the log; return whether this call moved the mark. Without ``keep_last``, truncate all of the log."""
         replica = self._follower.fetch(deadline)
         old = self._follower.mark = self._follower.retry(deadline, self._log.mark)
-        if replica.next_offset == 0 or (old is not None and old.revision >= replica.revision):
+        if replica.next_offset == self._follower.begins_at or (old is not None and old.revision >= replica.revision):
             return False
         state_format = self._follower.codec.state_type.state_format
         if old is not None and old.state_format > state_format:
@@ -97,7 +97,6 @@ class Compactor(Generic[S]):
         if self._compaction_bytes is None:
             return
         step = max(self._compaction_bytes, COMPACTION_FACTOR * self._size) * self._stagger
-        start = self._follower.mark.next_offset if self._follower.mark else 0
-        self._due = int(start + step)
+        self._due = int(self._follower.compacted_upto + step)
         if tried:  # the attempt may have failed: do not repeat it at every update
             self._due = max(self._due, self._follower.replica.next_offset + self._compaction_bytes // 4)

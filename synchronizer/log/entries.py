@@ -19,8 +19,8 @@ import msgpack
 
 from ..arguments import check_type
 from ..compare_and_set import Cell, Outcome, append_at
-from ..errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
-from ..store import MAX_APPEND_BYTES, AppendResult, AttributeChange, SegmentStore
+from ..errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnknownUpdateError
+from ..store import MAX_APPEND_BYTES, AppendResult, AttributeChange, SegmentStart, SegmentStore
 
 FORMAT_VERSION: Final = 1
 MARK: Final = "mark"
@@ -219,6 +219,20 @@ class EntryLog:
             if is_all or len(data) > _MAX_ENTRY_BYTES:
                 raise _damaged(self.segment, offset)
 
+    def read_beginning(self) -> tuple[int, Sequence[Entry], bool] | None:
+        """Return where the log begins, its first entries, and whether they are all; None if the first one is gone."""
+        start = self.store.read_starts([self.segment], _READ_BYTES).get(self.segment)
+        if start is None:
+            offset = self.store.info(self.segment).start_offset
+            start = SegmentStart(offset, self.store.read(self.segment, offset, _READ_BYTES))
+        if previous_of(start.data):
+            return None
+        if not start.data and start.offset and self.store.guarantees.atomic_multi_create:
+            return None  # it was not created like this
+        entries = decode_entries(self.segment, start.data, start.offset, 0)
+        end = entries[-1].end if entries else start.offset
+        return start.offset, entries, end == start.offset + len(start.data) and len(start.data) < _READ_BYTES
+
     def append(
         self, data: bytes, offset: int, attributes: Mapping[str, AttributeChange], *, flushes: bool = True
     ) -> AppendResult:
@@ -285,6 +299,21 @@ class EntryLog:
         for snapshot in list(self.store.list(self._snapshots)):
             revision, _, _ = snapshot.rpartition("-")
             if revision <= newest and snapshot != mark.snapshot:
+                self.store.forget(snapshot)
+
+    def forget(self, length: int) -> None:
+        """Forget the log of a deleted state, and its snapshots, unless it is longer than this by now.
+
+        Without a log of this name, it forgets the snapshots of one that had this length.
+        """
+        self.store.forget(self.segment, expected_offset=length)
+        try:
+            if self.store.info(self.segment).start_offset <= length:
+                return  # it goes on, as the state began again, and may need the last snapshot
+        except NotFoundError:
+            pass
+        for snapshot in list(self.store.list(self._snapshots)):
+            if snapshot < f"{self._snapshots}{length:020d}":
                 self.store.forget(snapshot)
 
     @property

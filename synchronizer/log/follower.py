@@ -60,6 +60,7 @@ class LogFollower(Generic[S]):
         self.changed = Bell()
         self.replica: Replica[S] = Replica()
         self.mark: Mark | None = None  # as last seen
+        self.begins_at = 0  # the offset of the first entry, if there is no mark
         self.reloads = 0  # from a snapshot ahead of the replica
         self.measured = Measured(0, 0)
         #: Called, with the lock held, for every entry that is applied from the log.
@@ -84,8 +85,39 @@ class LogFollower(Generic[S]):
 
     def begin(self, deadline: Deadline) -> None:
         """Load the newest snapshot, if there is one, and apply the log after it."""
-        self._reload(deadline)
-        self.fetch(deadline)
+        if self._reload(deadline) or not self._read_beginning(deadline):
+            self.fetch(deadline)
+
+    @property
+    def compacted_upto(self) -> int:
+        """The offset from which on a process that joins now applies the log, as far as this process knows."""
+        return self.mark.next_offset if self.mark else self.begins_at
+
+    def begin_at(self, offset: int) -> None:
+        """Follow the log from its first entry on, which is at this offset, or will be."""
+        with self.lock:
+            self.begins_at = offset
+            if self.replica.next_offset >= offset:
+                return
+            self.mark, self.measured = None, Measured(0, offset)
+            # What was followed until now was deleted long ago, and the entry that tells of it is gone.
+            nothing = Replica[S](None, Revision(offset - 1, 0), offset)
+            before = self.replica.state
+            ends = [] if before is None else [Transition(before, None, nothing.revision, gap=True)]
+            self._go_on_from(nothing, ends)
+
+    def _read_beginning(self, deadline: Deadline) -> bool:
+        """Apply the first entries of the log; return whether these were all."""
+        try:
+            beginning = self.retry(deadline, self.log.read_beginning)
+        except (CorruptStateError, UnknownUpdateError):
+            return False  # reading it again tells whether that is so
+        if beginning is None:
+            return False
+        offset, entries, at_end = beginning
+        self.begin_at(offset)
+        self.apply(entries)
+        return at_end
 
     def fetch(self, deadline: Deadline) -> Replica[S]:
         """Apply the log at least up to its end when the call began, and return the replica."""
@@ -124,7 +156,7 @@ class LogFollower(Generic[S]):
         try:
             entries, at_end = self.retry(deadline, lambda: self.log.read(replica.next_offset, replica.checksum))
         except TruncatedError:
-            if not self._reload(deadline, past=replica.next_offset):
+            if not self._reload(deadline, past=replica.next_offset) and not self._begin_again(replica, deadline):
                 raise CorruptStateError(
                     "the log was truncated and has no snapshot to continue from; restore the store from a backup",
                     segment=self.log.segment,
@@ -134,6 +166,11 @@ class LogFollower(Generic[S]):
         if entries:
             self.apply(entries)
         return at_end
+
+    def _begin_again(self, replica: Replica[S], deadline: Deadline) -> bool:
+        """Follow the log that has taken the place of a forgotten one since ``replica``; return False if none has."""
+        self._read_beginning(deadline)
+        return self.replica.next_offset > replica.next_offset
 
     def history(self, after: Revision, deadline: Deadline) -> Sequence[Transition[S]]:
         """Return the transitions after a revision, read again from the store. The replica does not change."""
@@ -156,6 +193,8 @@ class LogFollower(Generic[S]):
             replica = Replica.from_snapshot(mark, body, self.codec)
             if replica.revision > after:
                 transitions.append(Transition(None, replica.state, replica.revision, gap=True))
+        elif (beginning := self.retry(deadline, self.log.read_beginning)) is not None:
+            replica = Replica(next_offset=beginning[0])
         at_end = False
         while not at_end:
             entries, at_end = self.retry(deadline, partial(self.log.read, replica.next_offset, replica.checksum))

@@ -7,7 +7,7 @@ from typing import Final
 
 from ..errors import CorruptStateError, UnknownUpdateError
 from ..state import S, StateCodec
-from ..store import SegmentStore
+from ..store import SegmentStart, SegmentStore
 from .entries import decode_entries
 from .replica import Replica
 
@@ -25,17 +25,18 @@ def peek(store: SegmentStore, logs: Collection[str], codec: StateCodec[S]) -> It
     collector would look through them again and again.
     """
     starts = store.read_starts(logs, _MAX_LOG_BYTES)
-    return ((log, _replayed(log, starts.get(log, b""), codec)) for log in logs)
+    return ((log, _replayed(log, starts[log], codec) if log in starts else None) for log in logs)
 
 
-def _replayed(log: str, data: bytes, codec: StateCodec[S]) -> Replica[S] | None:
-    """Return the replica after the whole log ``data``; None if it is long, damaged, not understood or empty."""
-    if len(data) >= _MAX_LOG_BYTES:
+def _replayed(log: str, start: SegmentStart, codec: StateCodec[S]) -> Replica[S] | None:
+    """Return the replica after the whole log; None if it is long, compacted, damaged, not understood or empty."""
+    offset, data = start
+    if not 0 < len(data) < _MAX_LOG_BYTES:
         return None
-    replica: Replica[S] = Replica()
+    replica: Replica[S] = Replica(next_offset=offset)
     try:
-        for entry in decode_entries(log, data, 0, 0):
+        for entry in decode_entries(log, data, offset, 0):
             replica, _ = replica.follow(entry, codec, log)
     except (CorruptStateError, UnknownUpdateError):
         return None
-    return replica if data and replica.next_offset == len(data) else None
+    return replica if replica.next_offset == offset + len(data) else None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from ..arguments import check_names, check_type
+from ..arguments import check_count, check_names, check_type
 from ..errors import (
     AlreadyExistsError,
     ClosedError,
@@ -26,6 +26,7 @@ from ..store import (
     MAX_CREATED,
     MAX_CREATED_BYTES,
     MAX_NAME_LENGTH,
+    MAX_START_OFFSET,
     Append,
     AttributeChange,
     SegmentCopy,
@@ -161,8 +162,25 @@ def _check_number_of_changes(number: int) -> None:
         )
 
 
-def check_create_together(segments: Mapping[str, bytes]) -> None:
+def check_create(segment: str, start_offset: int) -> None:
+    check_name(segment)
+    check_count(start_offset, "start_offset", at_least=0, at_most=MAX_START_OFFSET)
+
+
+def check_forget(segment: str, expected_offset: int | None) -> None:
+    check_name(segment)
+    check_count(expected_offset, "expected_offset", at_least=0, or_none=True)
+
+
+def check_create_together(segments: Mapping[str, bytes], start_offsets: Mapping[str, int] | None) -> Mapping[str, int]:
+    """Return the first offset of each segment."""
     check_type(segments, Mapping, "segments")
+    check_type(start_offsets, Mapping, "start_offsets", or_none=True)
+    given = start_offsets or {}
+    for name, start_offset in given.items():
+        check_count(start_offset, "each of start_offsets", at_least=0, at_most=MAX_START_OFFSET)
+        if name not in segments:
+            raise InvalidArgumentError("start_offsets has a segment that is not created", segment=name)
     for name, data in segments.items():
         check_append(name, data, None, None)
     if len(segments) > MAX_CREATED:
@@ -174,6 +192,7 @@ def check_create_together(segments: Mapping[str, bytes]) -> None:
         raise InvalidArgumentError(
             "the data is too large to create segments with; append it", bytes=size, limit=MAX_CREATED_BYTES
         )
+    return {**dict.fromkeys(segments, 0), **given}
 
 
 def all_are_new(known: Mapping[str, bool]) -> bool:

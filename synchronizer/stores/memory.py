@@ -20,6 +20,7 @@ from ..store import (
     Guarantees,
     SegmentCopy,
     SegmentInfo,
+    SegmentStart,
     SegmentStore,
     UnknownOutcome,
 )
@@ -33,8 +34,10 @@ from .checks import (
     check_concat,
     check_copies,
     check_copy,
+    check_create,
     check_create_together,
     check_fair_lock,
+    check_forget,
     check_infos,
     check_name,
     check_open,
@@ -54,9 +57,9 @@ from .waiting import Waiter
 
 
 class _Segment:
-    def __init__(self, name: str, data: bytes = b"") -> None:
+    def __init__(self, name: str, data: bytes = b"", start_offset: int = 0) -> None:
         self.name = name
-        self.start_offset = 0
+        self.start_offset = start_offset
         self.data = bytearray(data)  # from start_offset on
         self.sealed = False
         self.attributes: dict[str, bytes] = {}
@@ -70,8 +73,7 @@ class _Segment:
 
     def copied(self, copy: SegmentCopy) -> _Segment:
         check_copy(copy, self.start_offset, self.length)
-        made = _Segment(copy.segment)
-        made.start_offset = copy.start
+        made = _Segment(copy.segment, start_offset=copy.start)
         made.data += self.data[copy.start - self.start_offset : copy.end - self.start_offset]
         made.sealed = True
         return made
@@ -191,25 +193,26 @@ class MemoryStore(SegmentStore):
         self._closed = False
         self._waiters: set[Waiter] = set()
 
-    def create(self, segment: str) -> bool:
-        check_name(segment)
+    def create(self, segment: str, *, start_offset: int = 0) -> bool:
+        check_create(segment, start_offset)
         with self._opened().lock:
             memory = self._opened()
             if segment not in memory.segments:
-                memory.segments[segment] = _Segment(segment)
+                memory.segments[segment] = _Segment(segment, start_offset=start_offset)
                 return True
             if memory.segments[segment] is None:
                 raise name_is_used_up(segment)
             return False
 
-    def create_together(self, segments: Mapping[str, bytes]) -> bool:
-        check_create_together(segments)
+    def create_together(self, segments: Mapping[str, bytes], *, start_offsets: Mapping[str, int] | None = None) -> bool:
+        starts = check_create_together(segments, start_offsets)
         with self._opened().lock:
             memory = self._opened()
             known = segments.keys() & memory.segments.keys()
             is_new = all_are_new({name: memory.segments[name] is None for name in known})
             if is_new:
-                memory.segments.update({name: _Segment(name, data) for name, data in segments.items()})
+                made = {name: _Segment(name, data, starts[name]) for name, data in segments.items()}
+                memory.segments.update(made)
             return is_new
 
     def delete(self, segment: str) -> None:
@@ -221,12 +224,14 @@ class MemoryStore(SegmentStore):
             memory.segments[segment] = None
             memory.wake(segment)
 
-    def forget(self, segment: str) -> None:
-        check_name(segment)
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
+        check_forget(segment, expected_offset)
         with self._opened().lock:
             memory = self._opened()
-            memory.segments.pop(segment, None)
-            memory.wake(segment)
+            found = memory.segments.get(segment)
+            if expected_offset is None or (found is not None and found.length == expected_offset):
+                memory.segments.pop(segment, None)
+                memory.wake(segment)
 
     def info(self, segment: str) -> SegmentInfo:
         check_name(segment)
@@ -307,15 +312,15 @@ class MemoryStore(SegmentStore):
             check_read(segment, offset, max_bytes, found.start_offset, found.length)
             return found.bytes_from(offset, max_bytes)
 
-    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, SegmentStart]:
         check_read_starts(segments, max_bytes)
         with self._opened().lock:
             memory = self._opened()
             found = {name: memory.segments.get(name) for name in segments}
             return {
-                name: each.bytes_from(0, max_bytes)
+                name: SegmentStart(each.start_offset, each.bytes_from(each.start_offset, max_bytes))
                 for name, each in found.items()
-                if each is not None and each.start_offset == 0
+                if each is not None
             }
 
     def attributes(

@@ -20,6 +20,7 @@ from ..store import (
     Conflict,
     SegmentCopy,
     SegmentInfo,
+    SegmentStart,
     SegmentStore,
     UnknownOutcome,
 )
@@ -96,15 +97,15 @@ class FailingStore(SegmentStore, translate_errors=False):
         """Return the number of calls of ``verb``, such as "append"."""
         return Counter(operation.verb for operation in self.operations)[verb]
 
-    def create(self, segment: str) -> bool:
+    def create(self, segment: str, *, start_offset: int = 0) -> bool:
         self._begin("create", segment)
-        created = self.inner.create(segment)
+        created = self.inner.create(segment, start_offset=start_offset)
         self._end("create", segment)
         return created
 
-    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+    def create_together(self, segments: Mapping[str, bytes], *, start_offsets: Mapping[str, int] | None = None) -> bool:
         self._begin("create_together")
-        created = self.inner.create_together(segments)
+        created = self.inner.create_together(segments, start_offsets=start_offsets)
         self._end("create_together")
         return created
 
@@ -113,9 +114,9 @@ class FailingStore(SegmentStore, translate_errors=False):
         self.inner.delete(segment)
         self._end("delete", segment)
 
-    def forget(self, segment: str) -> None:
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
         self._begin("forget", segment)
-        self.inner.forget(segment)
+        self.inner.forget(segment, expected_offset=expected_offset)
         self._end("forget", segment)
 
     def info(self, segment: str) -> SegmentInfo:
@@ -214,10 +215,12 @@ class FailingStore(SegmentStore, translate_errors=False):
         self._end("infos", first)
         return found
 
-    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
-        self._begin("read_starts")
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, SegmentStart]:
+        check_names(segments)
+        first = next(iter(segments), "")
+        self._begin("read_starts", first)
         found = self.inner.read_starts(segments, max_bytes)
-        self._end("read_starts")
+        self._end("read_starts", first)
         return found
 
     def attributes(

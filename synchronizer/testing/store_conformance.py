@@ -9,8 +9,8 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ from ..store import (
     Conflict,
     SegmentCopy,
     SegmentInfo,
+    SegmentStart,
     SegmentStore,
 )
 from ..stores import open_store
@@ -68,6 +69,8 @@ _LOOK_ALIKES = (
     ),
     *("[ab]", "a\\*", "a%", "é", "e\u0301", "ß", "ss", "a\n", "0", "00", "{a}", "$a", "#", "~", "None"),
 )
+#: An offset that no earlier segment of the name has reached.
+_LATE = 1_800_000_000_000_000
 _LONG = 30.0  # for waits that should end at once; a slow machine must not fail them
 
 
@@ -178,6 +181,75 @@ class SegmentStoreConformance:
         assert [store.read(name, 0, 40) for name in ("a/b", "c")] == [b"a/b" * 10, b"c" * 10]
         assert [store.attributes(name) for name in ("a/b", "c")] == [{"tag": b"a/b"}, {"tag": b"c"}]
         assert list(store.list()) == ["a/b", "c"]
+
+    def test_a_segment_is_forgotten_only_at_the_expected_offset(self, store: SegmentStore) -> None:
+        _segment(store, _pattern(200_000), a=b"1")
+        for offset in (0, 199_999, 200_001):
+            store.forget("s", expected_offset=offset)
+        assert store.append("s", b"more", expected_offset=200_000) == Appended(200_000, 200_004)
+        store.forget("s", expected_offset=200_000)
+        store.truncate("s", 200_001)
+        store.seal("s")
+        assert store.attributes("s") == {"a": b"1"}
+        store.forget("s", expected_offset=200_004)
+        if list(store.list()):  # the store forgets nothing on this condition
+            assert store.read("s", 200_001, 10) == b"ore"
+            return
+        for call in _calls_on(store, "s"):
+            with pytest.raises(NotFoundError):
+                call()
+        store.forget("s", expected_offset=200_004)
+        assert store.create("s", start_offset=_LATE) is True
+        store.forget("s", expected_offset=200_004)
+        assert store.info("s") == SegmentInfo("s", _LATE, _LATE, sealed=False)
+        assert store.attributes("s") == {}
+        assert store.append("s", b"new", expected_offset=200_004) == Conflict(_LATE)
+        assert store.append("s", b"new", expected_offset=_LATE) == Appended(_LATE, _LATE + 3)
+        with pytest.raises(TruncatedError):
+            store.read("s", 200_004, 10)
+        assert store.wait({"s": 200_004}, _LONG) == {"s"}
+
+    def test_the_name_of_a_deleted_segment_is_not_forgotten_at_an_offset(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        store.delete("s")
+        store.forget("s", expected_offset=4)
+        with pytest.raises(AlreadyExistsError):
+            store.create("s")
+
+    def test_a_segment_is_appended_to_or_forgotten_at_an_offset(self, store: SegmentStore) -> None:
+        def append(name: str) -> Appended | None:
+            with suppress(NotFoundError):
+                return _appended(store.append(name, b"more", expected_offset=4))
+            return None
+
+        with ThreadPoolExecutor(3) as threads:
+            for attempt in range(20):
+                name = f"s/{attempt}"
+                _segment(store, b"data", name=name)
+                forgetting = [threads.submit(store.forget, name, expected_offset=4) for _ in range(2)]
+                appended = threads.submit(append, name).result(_LONG)
+                for future in forgetting:
+                    future.result(_LONG)
+                if appended is None:
+                    assert name not in store.list()
+                else:
+                    assert store.read(name, 0, 10) == b"datamore"
+
+    def test_a_late_forgetting_leaves_the_next_segment_of_the_name(self, store: SegmentStore) -> None:
+        with ThreadPoolExecutor(3) as threads:
+            for attempt in range(20):
+                name, start = f"s/{attempt}", _LATE + attempt
+                _segment(store, b"data", name=name, a=b"1")
+                forgetting = [threads.submit(store.forget, name, expected_offset=4) for _ in range(3)]
+                wait({*forgetting}, _LONG, FIRST_COMPLETED)
+                if not store.create(name, start_offset=start):  # the store forgets nothing on this condition
+                    return
+                for future in forgetting:
+                    future.result(_LONG)
+                assert store.append(name, b"new", expected_offset=start) == Appended(start, start + 3)
+                assert store.info(name) == SegmentInfo(name, start, start + 3, sealed=False)
+                assert store.attributes(name) == {}
+                assert name in store.list()
 
     def test_forgetting_many_bytes_while_others_append(self, store: SegmentStore) -> None:
         _segment(store, name="other")
@@ -301,6 +373,25 @@ class SegmentStoreConformance:
         assert store.append("s", b"!", expected_offset=5, attributes=changes) == Appended(5, 6)
         assert store.append("empty", b"x") == Appended(0, 1)
         assert store.read("s", 0, 10) == b"first!"
+
+    def test_segments_that_are_created_together_begin_where_asked_for(self, store: SegmentStore) -> None:
+        if not store.guarantees.atomic_multi_create:
+            return
+        segments = {"s": b"first", "empty": b"", "other": b"other"}
+        assert store.create_together(segments, start_offsets={"s": _LATE, "empty": _LATE + 1}) is True
+        assert store.info("s") == SegmentInfo("s", _LATE, _LATE + 5, sealed=False)
+        assert store.info("empty") == SegmentInfo("empty", _LATE + 1, _LATE + 1, sealed=False)
+        assert store.info("other") == SegmentInfo("other", 0, 5, sealed=False)
+        assert store.read("s", _LATE, 10) == b"first"
+        assert store.append("s", b"lost", expected_offset=5) == Conflict(_LATE + 5)
+        assert store.append("s", b"lost", expected_offset=_LATE) == Conflict(_LATE + 5, b"first")
+        assert store.append("s", b"!", expected_offset=_LATE + 5) == Appended(_LATE + 5, _LATE + 6)
+        assert store.append("empty", b"x") == Appended(_LATE + 1, _LATE + 2)
+        store.truncate("s", _LATE + 2)
+        assert store.read("s", _LATE + 2, 10) == b"rst!"
+        for wrong in ({"s": -1}, {"s": "5"}, {"unknown": 5}, {"s": 2**53 + 1}, ["s"]):
+            with pytest.raises(InvalidArgumentError):
+                store.create_together({"s": b""}, start_offsets=wrong)  # type: ignore[arg-type]
 
     def test_one_segment_that_cannot_be_created_prevents_them_all(self, store: SegmentStore) -> None:
         if not store.guarantees.atomic_multi_create:
@@ -483,6 +574,8 @@ class SegmentStoreConformance:
             (store.create, [*no_name, None]),
             (store.delete, [*no_name, None]),
             (store.forget, [*no_name, None]),
+            (lambda wrong: store.forget("s", expected_offset=wrong), ["5", -1, 0.5, True, []]),
+            (lambda wrong: store.create("new", start_offset=wrong), ["5", -1, 0.5, True, [], None, 2**53 + 1]),
             (store.info, [*no_name, None]),
             (store.seal, [*no_name, None]),
             (lambda wrong: next(store.list(wrong), None), [*no_name, None]),
@@ -763,11 +856,20 @@ class SegmentStoreConformance:
 
     def test_the_starts_of_many_segments_are_read_at_once(self, store: SegmentStore) -> None:
         expected = _many_segments(store) | {"large": _pattern(300_000)[:1000], "empty": b""}
-        found = store.read_starts([*expected, "cut", "gone", "unknown"], 1000)
-        assert found.items() <= expected.items()
+        store.create("late", start_offset=_LATE)
+        store.create("late and empty", start_offset=_LATE)
+        _appended(store.append("late", b"data"))
+        starts = {name: SegmentStart(0, data) for name, data in expected.items()}
+        starts |= {"cut": SegmentStart(3, b"3456789"), "late": SegmentStart(_LATE, b"data")}
+        starts["late and empty"] = SegmentStart(_LATE, b"")
+        found = store.read_starts([*starts, "gone", "unknown"], 1000)
+        assert found.items() <= starts.items()
         found = store.read_starts({"s/1": 0, "large": 1}, 2)
-        assert found.items() <= {"s/1": b"11", "large": _pattern(300_000)[:2]}.items()
+        assert found.items() <= {"s/1": (0, b"11"), "large": (0, _pattern(300_000)[:2])}.items()
         assert store.read_starts([], 1) == {}
+        store.truncate("large", 100_000)
+        found = store.read_starts(["large"], 2)
+        assert found.items() <= {"large": (100_000, _pattern(300_000)[100_000:100_002])}.items()
 
     def test_a_read_beyond_the_end_is_refused(self, store: SegmentStore) -> None:
         _segment(store, b"data")

@@ -38,9 +38,6 @@ DAY = 24 * 3600.0
 NAME = "shop/orders"
 #: What is stored goes up and down by this much, as keys and parts come of age.
 SWING = 12
-#: What a store has at most for the names of a deleted stream and a deleted group: two logs, of which each may have a
-#: snapshot, and the name of the stream's segment. On NATS each entry of a log is a message.
-ROWS_OF_A_NAME = 20
 
 
 @pytest.fixture
@@ -279,7 +276,7 @@ EACH_ROUND = pytest.mark.parametrize("each_round", [4, pytest.param(20, marks=py
 
 @EACH_ROUND
 @pytest.mark.stores(round_robin=True)
-def test_a_year_of_names_leaves_a_short_log_for_each(
+def test_a_year_of_names_leaves_short_logs_of_the_last_months(
     store: SegmentStore, store_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, each_round: int
 ) -> None:
     monkeypatch.setattr(consumer, "TRUNCATE_BYTES", 1024)  # of the queue of deletions
@@ -288,15 +285,16 @@ def test_a_year_of_names_leaves_a_short_log_for_each(
         rows, others = [], []
         for number in range(26):
             names.run(each_round)
-            rows.append(stored(store_url) - ROWS_OF_A_NAME * names.used)
+            rows.append(stored(store_url))
             if number % 13 == 12:
                 sizes = kept_bytes(store)
                 logs = [sizes.pop(log) for log in [*sizes] if log.startswith(("stream/", "group/"))]
-                assert len(logs) == 2 * names.used
+                # Of two months, and of the deletions since the process looked.
+                assert 0 < len(logs) <= 2 * each_round * 4 + LOOK_EVERY
                 assert max(logs) <= KEPT_LOG_BYTES
                 others.append(sizes)
     assert others[1].total() <= others[0].total() + LOOK_EVERY * 60, others
-    assert max(rows[13:]) <= max(rows[4:13]) + SWING, rows
+    assert max(rows[13:]) <= 1.25 * max(rows[4:13]), rows
 
 
 def objects() -> int:

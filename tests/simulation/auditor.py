@@ -81,15 +81,26 @@ class Fold:
         self.segment = segment
         self.codec = codec
         self.replica: Replica[Any] = Replica()
+        self.begins_at = 0
         self.states: dict[int, tuple[int, Any]] = {0: (0, None)}  # by the length of the log: checksum, state
         self.committed_at: dict[Revision, float] = {}
 
     def append(self, data: bytes, offset: int, now: float) -> Iterable[Transition[Any]]:
+        if offset > self.replica.next_offset and not _is_in_use(self.replica.state):
+            # The log is new, perhaps after a forgotten one.
+            self.begins_at, self.replica = offset, Replica(None, Revision(offset - 1, 0), offset)
+            self.states[offset] = (0, None)
         for entry in decode_entries(self.segment, data, offset, self.replica.checksum):
             self.replica, transition = self.replica.follow(entry, self.codec, self.segment)
             self.states[self.replica.next_offset] = (self.replica.checksum, self.replica.state)
             self.committed_at[transition.revision] = now
             yield transition
+
+
+def _is_in_use(state: object) -> bool:
+    if isinstance(state, StreamState):
+        return state.exists or state.is_being_copied
+    return state is not None
 
 
 class StoredEvent(NamedTuple):
@@ -336,10 +347,11 @@ class Auditor:
 
     def _check_truncation(self, done: Done) -> None:
         """S5: a follower that is less than one compaction behind goes on without noticing."""
-        marks = self.marks[done.segment]
+        fold = self.fold(done.segment)
+        marks = [mark for mark in self.marks[done.segment] if mark.next_offset > fold.begins_at]
         start = self.world.memory.info(done.segment).start_offset
-        needed = marks[-2].next_offset if len(marks) > 1 else 0
-        was_deleted = self.fold(done.segment).states[marks[-1].next_offset][1] is None if marks else False
+        needed = marks[-2].next_offset if len(marks) > 1 else fold.begins_at
+        was_deleted = bool(marks) and not _is_in_use(fold.states[marks[-1].next_offset][1])
         if start > needed and not was_deleted:
             self.broken("S5", f"{done.segment} begins at {start}, and followers may need what comes after {needed}")
 

@@ -511,7 +511,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "returned events are known",
         "A process that returns events does not look which of them a former one has returned.",
-        755,
+        3915,
         frozenset({"S3"}),
         (Words(Returning, "_return", "left.pop(row, None)", "pass"),),
     ),

@@ -258,6 +258,8 @@ class Scaled:
             self._change.conflicts += 1
         elif isinstance(done.result, Appended):
             self._change.log_bytes += len(done.data)
+            if not self.replica.next_offset:  # the log is new
+                self.replica = Replica(next_offset=done.result.offset)
             for entry in decode_entries(LOG, done.data, done.result.offset, self.replica.checksum):
                 self.replica, transition = self.replica.follow(entry, self._codec, LOG)
                 self._change.entries[_kind_of(transition.updates)] += 1

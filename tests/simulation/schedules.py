@@ -415,7 +415,7 @@ def a_segment_goes_to_a_reader_that_has_not_passed_the_checkpoint(stage: Stage) 
     return all_completed(stage)
 
 
-@schedule("F5.2", WRITER, reader(1), reader(2), keeps=True, seed=2)
+@schedule("F5.2", WRITER, reader(1), reader(2), keeps=True)
 def a_segment_goes_to_a_reader_that_has_passed_the_checkpoint(stage: Stage) -> Check:
     """Its owner is about to release it when the checkpoint begins."""
 
@@ -846,7 +846,7 @@ def _join_ledger(stage: Stage, process: Process) -> None:
     stage.notes.append(f"joined with {len(ledger_of(process).state.entries)}")
 
 
-@schedule("F14")
+@schedule("F14", seed=2)
 def a_call_finds_nothing_to_do_while_others_write(stage: Stage) -> Check:
     reads: list[int] = []
 

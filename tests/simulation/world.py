@@ -308,15 +308,17 @@ class SimStore(SegmentStore, translate_errors=False):
 
     # ------------------------------------------------------------------ the verbs
 
-    def create(self, segment: str) -> bool:
-        return self._call("create", segment, lambda: self._inner.create(segment))
+    def create(self, segment: str, *, start_offset: int = 0) -> bool:
+        return self._call("create", segment, lambda: self._inner.create(segment, start_offset=start_offset))
 
-    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+    def create_together(self, segments: Mapping[str, bytes], *, start_offsets: Mapping[str, int] | None = None) -> bool:
         def create() -> bool:
-            created = self._inner.create_together(segments)
+            created = self._inner.create_together(segments, start_offsets=start_offsets)
             for segment, data in segments.items() if created else ():
                 if data:
-                    self._world.done(Done(self._process, "append", segment, data, {}, Appended(0, len(data)), False))
+                    start = (start_offsets or {}).get(segment, 0)
+                    appended = Appended(start, start + len(data))
+                    self._world.done(Done(self._process, "append", segment, data, {}, appended, False))
             return created
 
         return self._call("create", min(segments), create)
@@ -328,9 +330,9 @@ class SimStore(SegmentStore, translate_errors=False):
 
         self._call("delete", segment, delete)
 
-    def forget(self, segment: str) -> None:
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
         def forget() -> None:
-            self._inner.forget(segment)
+            self._inner.forget(segment, expected_offset=expected_offset)
             self._world.grown(segment)
 
         self._call("delete", segment, forget)

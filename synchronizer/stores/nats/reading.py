@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from synchronizer.clock import Deadline, SystemClock
 from synchronizer.errors import CorruptStoreError, StoreUnavailableError, TruncatedError
 from synchronizer.loggers import get_logger
+from synchronizer.store import SegmentStart
 from synchronizer.threads.flag import Flag
 
 from ..checks import not_found, sealed
@@ -221,7 +222,7 @@ class NatsReader:
             start_offset=self._first_offset(segment, head),
         )
 
-    def starts(self, segments: Sequence[str], max_bytes: int) -> Mapping[str, bytes]:
+    def starts(self, segments: Sequence[str], max_bytes: int) -> Mapping[str, SegmentStart]:
         """Return the first bytes of these segments. Leave out each that takes more than one answer of the server."""
         answers = self._connection.ask_all(
             [
@@ -230,15 +231,15 @@ class NatsReader:
                 for request in (self._last(self._subjects.data(name)), self._next(name, 1, max_bytes))
             ]
         )
-        found: dict[str, bytes] = {}
+        found: dict[str, SegmentStart] = {}
         for name, (last, *_), messages in zip(segments, answers[::2], answers[1::2], strict=True):
             head = self._head_in(last)
-            if head is None or head.is_part or head.start_offset or self._is_of_the_past(name, head):
+            if head is None or head.is_part or head.is_deleted or self._is_of_the_past(name, head):
                 continue
-            end = min(head.length, max_bytes)
-            data = _joined(_messages(messages), end)
-            if data is not None and not head.is_deleted:
-                found[name] = data
+            start = head.start_offset
+            data = _joined(_messages(messages), start, min(head.length, start + max_bytes))
+            if data is not None:
+                found[name] = SegmentStart(start, data)
         return found
 
     def first_sequence(self, segment: str) -> int | None:
@@ -516,14 +517,14 @@ def _messages(answers: Sequence[Answer]) -> list[Stored]:
     return [directly_stored(answer.headers, answer.data) for answer in answers if answer.status is None]
 
 
-def _joined(messages: Sequence[Stored], end: int) -> bytes | None:
-    """Return the bytes of a segment from its begin to ``end``; None if these messages do not have all of them."""
+def _joined(messages: Sequence[Stored], start: int, end: int) -> bytes | None:
+    """Return the bytes of a segment from ``start`` to ``end``; None if these messages do not begin and end so."""
     data = b""
     for message in messages:
-        if head_of(message.sequence, message.headers).offset != len(data):
+        if head_of(message.sequence, message.headers).offset != start + len(data):
             return None
         data += message.data
-    return data[:end] if len(data) >= end else None
+    return data[: end - start] if start + len(data) >= end else None
 
 
 def _groups(subjects: Collection[str], max_bytes: int) -> Iterator[list[str]]:

@@ -36,6 +36,7 @@ from synchronizer.store import (
     Conflict,
     Guarantees,
     SegmentInfo,
+    SegmentStart,
     SegmentStore,
     UnknownOutcome,
 )
@@ -46,8 +47,10 @@ from ..checks import (
     check_append,
     check_appends,
     check_attributes,
+    check_create,
     check_create_together,
     check_fair_lock,
+    check_forget,
     check_infos,
     check_name,
     check_open,
@@ -77,6 +80,7 @@ from .wire import (
     DELETED,
     EXPECTED,
     EXPECTED_OF,
+    FORGOTTEN,
     GROUP,
     MAX_BATCH,
     OPEN,
@@ -194,64 +198,92 @@ class NatsStore(SegmentStore):
 
     # The verbs
 
-    def create(self, segment: str) -> bool:
-        check_name(segment)
-        return self._create({segment: b""})
+    def create(self, segment: str, *, start_offset: int = 0) -> bool:
+        check_create(segment, start_offset)
+        return self._create({segment: b""}, {segment: start_offset})
 
-    def create_together(self, segments: Mapping[str, bytes]) -> bool:
-        check_create_together(segments)
-        return self._create(segments) if segments else True
+    def create_together(self, segments: Mapping[str, bytes], *, start_offsets: Mapping[str, int] | None = None) -> bool:
+        starts = check_create_together(segments, start_offsets)
+        return self._create(segments, starts) if segments else True
 
-    def _create(self, segments: Mapping[str, bytes]) -> bool:
+    def _create(self, segments: Mapping[str, bytes], starts: Mapping[str, int]) -> bool:
         self._check_open()
         messages: list[_Message] = []
         for segment, data in segments.items():
-            messages += self._data_messages(_Plan(Append(segment, data), Head(0, 0, 0, 0, OPEN), 0, Snapshot({})))
+            start = starts[segment]
+            head = Head(0, start, start, start, OPEN)
+            messages += self._data_messages(_Plan(Append(segment, data), head, 0, Snapshot({})))
             messages.append(_Message(self._subjects.name(segment), segment.encode()))
             messages.append(_Message(self._subjects.changes(segment), b"", {GROUP: "1"}))
         for _ in self._attempts(min(segments)):
             last = self._store_repeatable(messages)
             if last is not None:
-                self._see_created(segments, _sequences(messages, last))
+                self._see_created(segments, starts, _sequences(messages, last))
                 return True
-            heads = self._reader.heads(list(segments))
-            known = {name: head.is_deleted for name, head in zip(segments, heads, strict=True) if head is not None}
+            known = {}
+            for name, present in zip(segments, self._reader.heads(list(segments)), strict=True):
+                if present is not None and present.is_forgotten:
+                    self._purge_ended(name, present)  # whoever forgot it has not come to this
+                elif present is not None:
+                    known[name] = present.is_deleted
             if not all_are_new(known):
                 return False
         raise self._contended(min(segments))
 
-    def _see_created(self, segments: Mapping[str, bytes], sequences: Mapping[str, int]) -> None:
+    def _see_created(
+        self, segments: Mapping[str, bytes], starts: Mapping[str, int], sequences: Mapping[str, int]
+    ) -> None:
         for segment, data in segments.items():
-            sequence = sequences[self._subjects.data(segment)]
-            self._hints.see_head(segment, Head(sequence, 0, len(data), 0, OPEN))
+            sequence, start = sequences[self._subjects.data(segment)], starts[segment]
+            self._hints.see_head(segment, Head(sequence, start, start + len(data), start, OPEN))
             self._hints.see_life(segment, sequences[self._subjects.name(segment)])
             self._hints.see_changes(segment, sequences[self._subjects.changes(segment)])
 
     def delete(self, segment: str) -> None:
         check_name(segment)
         self._check_open()
+        if not self._end(segment, DELETED):
+            raise not_found(segment)
+
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
+        check_forget(segment, expected_offset)
+        self._check_open()
+        self._end(segment, FORGOTTEN, expected_offset)
+
+    def _end(self, segment: str, status: str, expected_offset: int | None = None) -> bool:
+        """Delete or forget the segment; return whether there was one, or its deleted name."""
         for _ in self._attempts(segment):
             (head,) = self._reader.heads([segment])
             if head is None:
-                raise not_found(segment)
-            if head.length - head.start_offset > _PURGE_BYTES and not head.is_deleted:
+                return False
+            if expected_offset is not None and not head.is_forgotten:
+                if head.is_deleted or head.length != expected_offset:
+                    return True
+            elif head.length - head.start_offset > _PURGE_BYTES and not head.is_deleted:
                 with suppress(NotFoundError):  # deleted meanwhile
                     self.truncate(segment, head.length)  # the server deletes the rest at once
                 continue
-            if head.is_deleted or self._try_delete(segment, head):
-                self._purge(self._subjects.attributes(segment))
-                self._purge(self._subjects.name(segment))
-                self._purge(self._subjects.changes(segment))
-                return
+            if head.is_deleted:
+                self._purge_ended(segment, head, with_name=status == FORGOTTEN)
+                return not head.is_forgotten
+            if (ended := self._try_end(segment, head, status)) is not None:
+                self._purge_ended(segment, ended)
+                return True
         raise self._contended(segment)
 
-    def forget(self, segment: str) -> None:
-        super().forget(segment)
-        self._purge(self._subjects.data(segment))
-        self._hints.forget(segment)
+    def _purge_ended(self, segment: str, head: Head, *, with_name: bool = False) -> None:
+        """Delete what is left of a segment that ended with this head, and no message that was stored after it."""
+        # The messages of `_try_end` follow each other.
+        self._purge(self._subjects.attributes(segment), head.sequence)
+        self._purge(self._subjects.name(segment), head.sequence + 2)
+        self._purge(self._subjects.changes(segment), head.sequence + 3)
+        if with_name or head.is_forgotten:
+            self._purge(self._subjects.data(segment), head.sequence + 1)
+            self._hints.forget(segment)
 
-    def _try_delete(self, segment: str, head: Head) -> bool:
-        header = head_header(head.length, head.length, head.length, DELETED)
+    def _try_end(self, segment: str, head: Head, status: str) -> Head | None:
+        """Store the last head of the segment, with this status, and return it; None if the segment has changed."""
+        header = head_header(head.length, head.length, head.length, status)
         messages = [
             _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **ROLLUP, **header}),
             _Message(self._subjects.name(segment), b""),  # a second message here: the name is no longer listed
@@ -264,9 +296,10 @@ class NatsStore(SegmentStore):
             self._purge(self._subjects.data(segment), head.sequence)
             sequence = self._store_repeatable(messages)
         if sequence is None:
-            return False
-        self._see(segment, Head(sequence - 2, head.length, head.length, head.length, DELETED))
-        return True
+            return None
+        ended = Head(sequence - 2, head.length, head.length, head.length, status)
+        self._see(segment, ended)
+        return ended
 
     def info(self, segment: str) -> SegmentInfo:
         check_name(segment)
@@ -325,10 +358,10 @@ class NatsStore(SegmentStore):
         check_read(segment, offset, max_bytes, head.start_offset, head.length)
         return data
 
-    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, SegmentStart]:
         check_read_starts(segments, max_bytes)
         self._check_open()
-        found: dict[str, bytes] = {}
+        found: dict[str, SegmentStart] = {}
         for part in in_parts(segments, _AT_ONCE):
             found |= self._reader.starts(part, max_bytes)
         return found

@@ -4,8 +4,8 @@ For a stream ``S`` and a segment's name as a token ``T`` (`token`):
 
 - ``S.d.T`` holds the bytes. Each message says at which offset its bytes begin. The last message of an append also holds
   the state of the segment after it (`Head`). So the last message on the subject is the whole state, and a publish that
-  expects its sequence is a compare-and-set on the whole segment. Only `forget` purges this message: the sequence to
-  expect would start again at 0. A deleted segment leaves one such message.
+  expects its sequence is a compare-and-set on the whole segment. A deleted segment leaves one such message. Only that
+  of a forgotten segment is purged, so that the sequence to expect starts again at 0; until then the name waits.
 - ``S.a.T.A`` holds the value of the attribute ``A``. Each message replaces the one before.
 - ``S.g.T`` is the first message of every change of attributes, so that a reader can check that all its values are of
   one moment.
@@ -67,7 +67,12 @@ class Head(NamedTuple):
 
     @property
     def is_deleted(self) -> bool:
-        return self.status == DELETED
+        return self.status in (DELETED, FORGOTTEN)
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the name can be used again, once the messages up to this one are purged."""
+        return self.status == FORGOTTEN
 
     @property
     def is_part(self) -> bool:
@@ -78,8 +83,10 @@ class Head(NamedTuple):
 OPEN: Final = "open"
 SEALED: Final = "sealed"
 DELETED: Final = "deleted"
+FORGOTTEN: Final = "forgotten"
 PART: Final = "part"
-_HEAD: Final = re.compile(rf"([0-9]{{1,19}}) ([0-9]{{1,19}}) ([0-9]{{1,19}}) ({OPEN}|{SEALED}|{DELETED}|{PART})")
+_STATUS: Final = f"{OPEN}|{SEALED}|{DELETED}|{FORGOTTEN}|{PART}"
+_HEAD: Final = re.compile(rf"([0-9]{{1,19}}) ([0-9]{{1,19}}) ([0-9]{{1,19}}) ({_STATUS})")
 _COUNT: Final = re.compile(r"[0-9]{1,9}")
 _SEQUENCE: Final = re.compile(r"[0-9]{1,19}")
 

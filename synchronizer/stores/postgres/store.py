@@ -41,6 +41,7 @@ from synchronizer.store import (
     Guarantees,
     SegmentCopy,
     SegmentInfo,
+    SegmentStart,
     SegmentStore,
     UnknownOutcome,
 )
@@ -67,6 +68,8 @@ _NAMES_PER_PAGE: Final = 1000
 _COPY_SECONDS: Final = 600.0
 _IDLE_LOCK_SESSIONS: Final = 2
 _MAX_OFFSET: Final = 2**63 - 1
+#: As a limit, more than any data; with an offset added, still no overflow.
+_MAX_START_BYTES: Final = 2**62
 _OLDEST_SERVER: Final = 130000
 
 
@@ -114,11 +117,12 @@ _COPY_CHUNKS: Final = (
 )
 # Returns whether they were created. It inserts in one order, so that two calls with the same names cannot deadlock.
 _CREATE_TOGETHER: Final = (
-    "WITH n AS (SELECT * FROM unnest(%(segments)s::text[], %(data)s::bytea[]) AS n (name, data)),"
+    "WITH n AS (SELECT * FROM unnest(%(segments)s::text[], %(data)s::bytea[], %(starts)s::bigint[])"
+    " AS n (name, data, first)),"
     " known AS (SELECT FROM {schema}.segment s WHERE s.name = ANY(%(segments)s::text[])),"
-    " made AS (INSERT INTO {schema}.segment (name) SELECT n.name FROM n WHERE NOT EXISTS (SELECT FROM known)"
-    ' ORDER BY n.name COLLATE "C" RETURNING id, name),'
-    " filled AS (INSERT INTO {schema}.chunk SELECT made.id, 0, octet_length(n.data), n.data FROM made"
+    " made AS (INSERT INTO {schema}.segment (name, start_offset) SELECT n.name, n.first FROM n"
+    ' WHERE NOT EXISTS (SELECT FROM known) ORDER BY n.name COLLATE "C" RETURNING id, name),'
+    " filled AS (INSERT INTO {schema}.chunk SELECT made.id, n.first, n.first + octet_length(n.data), n.data FROM made"
     ' JOIN n ON n.name = made.name COLLATE "C" WHERE octet_length(n.data) > 0)'
     " SELECT NOT EXISTS (SELECT FROM known)"
 )
@@ -143,11 +147,12 @@ _READ: Final = """
         AND s.start_offset <= %(offset)s::bigint AND s.length > %(offset)s::bigint
     ORDER BY c.start_offset
 """
-# Rows without data are those of empty segments.
+# Rows without data are those of empty segments, and of those whose first chunk is cut: these have a length.
 _READ_STARTS: Final = (
-    "SELECT s.name, c.data FROM {schema}.segment s"
-    " LEFT JOIN {schema}.chunk c ON c.segment = s.id AND c.start_offset < %(limit)s::bigint"
-    " WHERE s.name = ANY(%(segments)s::text[]) AND NOT s.deleted AND s.start_offset = 0 ORDER BY s.id, c.start_offset"
+    "SELECT s.name, s.start_offset, {length}, c.start_offset, c.data FROM {schema}.segment s"
+    " LEFT JOIN {schema}.chunk c ON c.segment = s.id AND c.start_offset >= s.start_offset"
+    " AND c.start_offset < s.start_offset + %(limit)s::bigint"
+    " WHERE s.name = ANY(%(segments)s::text[]) AND NOT s.deleted ORDER BY s.id, c.start_offset"
 )
 _ATTRIBUTES: Final = (
     "SELECT a.name, a.value FROM {schema}.segment s LEFT JOIN {schema}.attribute a"
@@ -180,6 +185,16 @@ _FORGET: Final = """
         g AS (DELETE FROM {schema}.segment WHERE id = (SELECT id FROM s)
             AND (SELECT count(*) FROM c) < %(limit)s::integer RETURNING 1)
     SELECT EXISTS (SELECT FROM g) OR NOT EXISTS (SELECT FROM s)
+"""
+# No process appends to the segment while its lock is held. What is read after it is what the last holder left.
+_LOCK: Final = "SELECT pg_advisory_xact_lock({lock_key}) FROM (SELECT %(segment)s::text AS p_name) AS n"
+_FORGET_AT: Final = """
+    WITH s AS (SELECT s.id, s.name FROM {schema}.segment s
+            WHERE s.name = %(segment)s AND NOT s.deleted AND {length} = %(offset)s::bigint),
+        a AS (DELETE FROM {schema}.attribute WHERE segment = (SELECT id FROM s)),
+        c AS (DELETE FROM {schema}.chunk WHERE segment = (SELECT id FROM s)),
+        g AS (DELETE FROM {schema}.segment WHERE id = (SELECT id FROM s))
+    SELECT {schema}.announce(s.name) FROM s
 """
 
 
@@ -238,18 +253,25 @@ class PostgresStore(SegmentStore):
         self._listener: Listener | None = None
         self._waiters = Waiters(self._open_watch, self._changed, self._clock, expect=self._expect)
 
-    def create(self, segment: str) -> bool:
+    def create(self, segment: str, *, start_offset: int = 0) -> bool:
+        checks.check_create(segment, start_offset)
+        if start_offset:
+            return self.create_together({segment: b""}, start_offsets={segment: start_offset})
         _check_name(segment)
         ((outcome,),) = self._call("SELECT {schema}.create_segment(%s::text)", (segment,))
         if outcome == "deleted":
             raise checks.name_is_used_up(segment)
         return bool(outcome == "created")
 
-    def create_together(self, segments: Mapping[str, bytes]) -> bool:
-        checks.check_create_together(segments)
+    def create_together(self, segments: Mapping[str, bytes], *, start_offsets: Mapping[str, int] | None = None) -> bool:
+        starts = checks.check_create_together(segments, start_offsets)
         for name in segments:
             _check_name(name)
-        parameters = {"segments": list(segments), "data": list(segments.values())}
+        parameters = {
+            "segments": list(segments),
+            "data": list(segments.values()),
+            "starts": [starts[name] for name in segments],
+        }
 
         def work(connection: Connection) -> bool | None:
             with suppress(psycopg.errors.UniqueViolation):  # another process creates one of them at this moment
@@ -271,11 +293,21 @@ class PostgresStore(SegmentStore):
         for (segment_id,) in self._call(_TO_FREE, ()):
             self._free(segment_id)
 
-    def forget(self, segment: str) -> None:
-        checks.check_name(segment)
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
+        checks.check_forget(segment, expected_offset)
+        if expected_offset is not None:
+            self._with_connection(partial(self._forget_at, segment, expected_offset), is_append=False)
+            return
         ((is_known,),) = self._call("SELECT {schema}.delete_segment(%s::text)", (segment,))
         while is_known and not self._call(_FORGET, {"segment": segment, "limit": _FREE_CHUNKS})[0][0]:
             pass
+
+    def _forget_at(self, segment: str, offset: int, connection: Connection) -> None:
+        def work() -> None:
+            connection.rows(self._filled(_LOCK), {"segment": segment})
+            connection.rows(self._filled(_FORGET_AT), {"segment": segment, "offset": offset})
+
+        connection.in_transaction(work)
 
     def info(self, segment: str) -> SegmentInfo:
         checks.check_name(segment)
@@ -390,13 +422,16 @@ class PostgresStore(SegmentStore):
         checks.check_read(segment, offset, max_bytes, start_offset, length)
         return _cut(segment, [row[2:] for row in rows], offset, min(end, length))
 
-    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, SegmentStart]:
         checks.check_read_starts(segments, max_bytes)
-        found: dict[str, bytes] = {}
+        found: dict[str, SegmentStart] = {}
         for part in in_parts(segments, _NAMES_PER_PAGE):
-            for name, data in self._call(_READ_STARTS, {"segments": part, "limit": min(max_bytes, _MAX_OFFSET)}):
-                found[name] = found.get(name, b"") + (data or b"")
-        return {name: data[:max_bytes] for name, data in found.items()}
+            rows = self._call(_READ_STARTS, {"segments": part, "limit": min(max_bytes, _MAX_START_BYTES)})
+            for name, start, length, first, data in rows:
+                before = found.get(name, SegmentStart(start, b""))
+                if start + len(before.data) == (length if first is None else first):  # else the first chunk is cut
+                    found[name] = SegmentStart(start, before.data + (data or b""))
+        return {name: SegmentStart(start, data[:max_bytes]) for name, (start, data) in found.items()}
 
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None

@@ -7,7 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from synchronizer.errors import StoreFullError
-from synchronizer.store import ANY, MAX_DELTA_BYTES, Append, Appended, AppendResult, Conflict, SegmentCopy, SegmentInfo
+from synchronizer.store import (
+    ANY,
+    MAX_DELTA_BYTES,
+    Append,
+    Appended,
+    AppendResult,
+    Conflict,
+    SegmentCopy,
+    SegmentInfo,
+    SegmentStart,
+)
 
 from ..checks import (
     all_are_new,
@@ -116,23 +126,23 @@ def attributes_named(connection: sqlite3.Connection, segment: str, names: Collec
     return {each.name: each.value for each in found if each is not None}
 
 
-def create(connection: sqlite3.Connection, segment: str) -> bool:
+def create(connection: sqlite3.Connection, segment: str, start_offset: int = 0) -> bool:
     row = sqlite_rows.find(connection, segment)
     if row is None:
-        sqlite_rows.insert(connection, segment)
+        sqlite_rows.insert(connection, segment, start_offset=start_offset, length=start_offset)
     elif row.is_over:
         raise name_is_used_up(segment)
     return row is None
 
 
-def create_together(connection: sqlite3.Connection, segments: Mapping[str, bytes]) -> bool:
+def create_together(connection: sqlite3.Connection, segments: Mapping[str, bytes], starts: Mapping[str, int]) -> bool:
     found = {name: sqlite_rows.find(connection, name) for name in segments}
     if not all_are_new({name: row.is_over for name, row in found.items() if row is not None}):
         return False
     sqlite_rows.check_room(connection, len(segments))
     for name, data in segments.items():
-        row = sqlite_rows.insert(connection, name, length=len(data))
-        sqlite_extents.insert(connection, row.id, 0, data)
+        row = sqlite_rows.insert(connection, name, start_offset=starts[name], length=starts[name] + len(data))
+        sqlite_extents.insert(connection, row.id, starts[name], data)
     return True
 
 
@@ -281,12 +291,12 @@ def read(connection: sqlite3.Connection, segment: str, offset: int, max_bytes: i
     return _read(connection, row, offset, max_bytes)
 
 
-def read_starts(connection: sqlite3.Connection, segments: Sequence[str], max_bytes: int) -> Mapping[str, bytes]:
+def read_starts(connection: sqlite3.Connection, segments: Sequence[str], max_bytes: int) -> Mapping[str, SegmentStart]:
     rows = sqlite_rows.find_any(connection, segments)
     return {
-        name: _read(connection, row, 0, max_bytes)
+        name: SegmentStart(row.start_offset, _read(connection, row, row.start_offset, max_bytes))
         for name, row in rows.items()
-        if not row.is_over and row.start_offset == 0
+        if not row.is_over
     }
 
 
@@ -322,6 +332,17 @@ def forget(connection: sqlite3.Connection, segment: str, most: int = MANY_EXTENT
         sqlite_rows.forget_name(connection, row)
         return Garbage(None, is_more=False)
     return _delete(connection, row, sqlite_rows.FORGOTTEN, most)
+
+
+def forget_at(connection: sqlite3.Connection, segment: str, offset: int) -> None:
+    """Forget the segment, all in this step, if its length is ``offset``."""
+    row = sqlite_rows.find(connection, segment)
+    if row is None or row.is_over or row.length != offset:
+        return
+    connection.execute("DELETE FROM attribute WHERE segment = ?", (row.id,))
+    while sqlite_extents.free(connection, row.id, None, MANY_EXTENTS):
+        pass
+    sqlite_rows.free(connection, row._replace(state=sqlite_rows.FORGOTTEN))
 
 
 def _delete(connection: sqlite3.Connection, row: Row, state: int, most: int) -> Garbage:

@@ -47,6 +47,7 @@ from synchronizer.store import (
     Guarantees,
     SegmentCopy,
     SegmentInfo,
+    SegmentStart,
     SegmentStore,
     UnknownOutcome,
 )
@@ -58,8 +59,10 @@ from ..checks import (
     check_attributes,
     check_concat,
     check_copies,
+    check_create,
     check_create_together,
     check_fair_lock,
+    check_forget,
     check_infos,
     check_name,
     check_open,
@@ -177,14 +180,14 @@ class SqliteStore(SegmentStore):
         self._waiters = Waiters(self._open_watch, self._changed, self._clock)
         _open_stores.add(self)
 
-    def create(self, segment: str) -> bool:
-        check_name(segment)
-        return self._write(lambda connection: sqlite_steps.create(connection, segment), essential=True)
+    def create(self, segment: str, *, start_offset: int = 0) -> bool:
+        check_create(segment, start_offset)
+        return self._write(lambda connection: sqlite_steps.create(connection, segment, start_offset), essential=True)
 
-    def create_together(self, segments: Mapping[str, bytes]) -> bool:
-        check_create_together(segments)
+    def create_together(self, segments: Mapping[str, bytes], *, start_offsets: Mapping[str, int] | None = None) -> bool:
+        starts = check_create_together(segments, start_offsets)
         return self._write(
-            lambda connection: sqlite_steps.create_together(connection, segments),
+            lambda connection: sqlite_steps.create_together(connection, segments, starts),
             weight=sum(map(len, segments.values())),
             wakes=False,  # nobody can wait for a segment that does not exist
             essential=True,
@@ -194,9 +197,12 @@ class SqliteStore(SegmentStore):
         check_name(segment)
         self._free(partial(sqlite_steps.delete, segment=segment))
 
-    def forget(self, segment: str) -> None:
-        check_name(segment)
-        self._free(partial(sqlite_steps.forget, segment=segment))
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
+        check_forget(segment, expected_offset)
+        if expected_offset is None:
+            self._free(partial(sqlite_steps.forget, segment=segment))
+        else:
+            self._write(partial(sqlite_steps.forget_at, segment=segment, offset=expected_offset), essential=True)
 
     def info(self, segment: str) -> SegmentInfo:
         check_name(segment)
@@ -312,9 +318,9 @@ class SqliteStore(SegmentStore):
         check_read_call(segment, offset, max_bytes)
         return self._read(lambda connection: sqlite_steps.read(connection, segment, offset, max_bytes))
 
-    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, SegmentStart]:
         check_read_starts(segments, max_bytes)
-        found: dict[str, bytes] = {}
+        found: dict[str, SegmentStart] = {}
         for part in in_parts(segments, _AT_ONCE):
             found |= self._read(partial(sqlite_steps.read_starts, segments=part, max_bytes=max_bytes))
         return found

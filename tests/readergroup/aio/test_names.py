@@ -59,6 +59,7 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
         "StateSynchronizer.wait_for_growth",
         "StateSynchronizer.transitions", "StateSynchronizer.update_state_with_attributes",
         "StreamManager.delete_staged", "StreamManager.fetch_state", "StreamManager.finish_pending",
+        "StreamManager.note_deleted_group",
         "StreamManager.resolve", "StreamManager.segment_lengths", "StreamManager.states",
         "StreamManager.synchronizer", "StreamManager.tail_cut", "StreamManager.timeout",
         "SharedMap.kind", "SharedSet.kind", "SharedConfig.kind", "SharedCounter.kind",

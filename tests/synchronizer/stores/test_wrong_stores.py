@@ -21,6 +21,7 @@ from synchronizer import (
     SealedError,
     SegmentCopy,
     SegmentInfo,
+    SegmentStart,
     SegmentStore,
 )
 from synchronizer.stores.memory import MemoryStore
@@ -402,7 +403,7 @@ class CreatesOneByOne(Wrong):
 
 
 class ForgetsTheFirstBytes(Wrong):
-    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+    def create_together(self, segments: Mapping[str, bytes], *, start_offsets: Mapping[str, int] | None = None) -> bool:
         return super().create_together(dict.fromkeys(segments, b""))
 
 
@@ -418,16 +419,46 @@ class AnswersForTheFirstSegments(Wrong):
 
 
 class ReadsTheStartsOfDeletedSegments(Wrong):
-    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
-        return {**dict.fromkeys(segments, b""), **super().read_starts(segments, max_bytes)}
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, SegmentStart]:
+        return {**dict.fromkeys(segments, SegmentStart(0, b"")), **super().read_starts(segments, max_bytes)}
 
 
-class ReadsFromTheFirstByteLeft(Wrong):
-    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
-        found = dict(super().read_starts(segments, max_bytes))
-        for name in set(segments) & set(self.list()) - found.keys():
-            found[name] = self.read(name, self.info(name).start_offset, max_bytes)
-        return found
+class TakesAllStartsForTheFirstOffset(Wrong):
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, SegmentStart]:
+        return {name: SegmentStart(0, data) for name, (_, data) in super().read_starts(segments, max_bytes).items()}
+
+
+class CreatesAtTheFirstOffset(Wrong):
+    def create(self, segment: str, *, start_offset: int = 0) -> bool:
+        return super().create(segment)
+
+
+class CreatesTogetherAtTheFirstOffset(Wrong):
+    def create_together(self, segments: Mapping[str, bytes], *, start_offsets: Mapping[str, int] | None = None) -> bool:
+        return super().create_together(segments)
+
+
+class ForgetsAtAnyOffset(Wrong):
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
+        super().forget(segment)
+
+
+class ForgetsDeletedNamesAtAnOffset(Wrong):
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
+        if segment in self._memory.segments and segment not in self.list():
+            super().forget(segment)
+        super().forget(segment, expected_offset=expected_offset)
+
+
+class LooksBeforeItForgets(Wrong):
+    """Somebody else may append, or create the segment again, between the look and the change."""
+
+    def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
+        if expected_offset is not None:
+            if segment not in self.list() or self.info(segment).length != expected_offset:
+                return
+            time.sleep(0.001)
+        super().forget(segment)
 
 
 class LeavesCopiesOpen(Wrong):
@@ -483,7 +514,13 @@ FOUND: Sequence[tuple[type[Wrong], Callable[..., None]]] = [
     (AnswersForDeletedSegmentsToo, Suite.test_many_segments_are_asked_for_at_once),
     (AnswersForTheFirstSegments, Suite.test_many_segments_are_asked_for_at_once),
     (ReadsTheStartsOfDeletedSegments, Suite.test_the_starts_of_many_segments_are_read_at_once),
-    (ReadsFromTheFirstByteLeft, Suite.test_the_starts_of_many_segments_are_read_at_once),
+    (TakesAllStartsForTheFirstOffset, Suite.test_the_starts_of_many_segments_are_read_at_once),
+    (CreatesAtTheFirstOffset, Suite.test_a_segment_is_forgotten_only_at_the_expected_offset),
+    (CreatesTogetherAtTheFirstOffset, Suite.test_segments_that_are_created_together_begin_where_asked_for),
+    (ForgetsAtAnyOffset, Suite.test_a_segment_is_forgotten_only_at_the_expected_offset),
+    (ForgetsDeletedNamesAtAnOffset, Suite.test_the_name_of_a_deleted_segment_is_not_forgotten_at_an_offset),
+    (LooksBeforeItForgets, Suite.test_a_segment_is_appended_to_or_forgotten_at_an_offset),
+    (LooksBeforeItForgets, Suite.test_a_late_forgetting_leaves_the_next_segment_of_the_name),
 ]
 
 

@@ -474,6 +474,35 @@ def test_much_data_is_deleted_in_portions(verb: str, nats_url: str, monkeypatch:
         assert store.read("other", 0, 10_000) == bytes(10_000)
 
 
+@pytest.mark.parametrize("create", ["create", "create_together"])
+def test_a_name_is_used_again_although_the_process_that_forgot_it_died_before_its_messages_were_gone(
+    create: str, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(nats_url) as dying, open_store(nats_url) as store:
+        dying.create("s")
+        dying.append("s", b"data", attributes={"a": AttributeChange(None, b"1")})
+        purge, purges = NatsStore._purge, []
+        with monkeypatch.context() as patched:
+            patched.setattr(NatsStore, "_purge", lambda _, *purged: purges.append(purged))
+            dying.forget("s", expected_offset=4)
+        assert purges and list(store.list()) == []
+        for call in (lambda: store.info("s"), lambda: store.attributes("s"), lambda: store.delete("s")):
+            with pytest.raises(NotFoundError):
+                call()
+        if create == "create":
+            assert store.create("s", start_offset=100)
+        else:
+            assert store.create_together({"s": b""}, start_offsets={"s": 100})
+        store.append("s", b"next", attributes={"b": AttributeChange(None, b"2")})
+        for purged in purges:  # it had only slept
+            purge(dying, *purged)  # type: ignore[arg-type]
+        assert list(store.list()) == ["s"]
+        assert store.read("s", 100, 10) == b"next"
+        assert store.attributes("s") == {"b": b"2"}
+        dying.forget("s", expected_offset=4)
+        assert store.append("s", b"!", expected_offset=104) == Appended(104, 105)
+
+
 @pytest.mark.parametrize("verb", ["seal", "delete"])
 def test_a_change_of_attributes_alone_is_refused_if_the_segment_ends_while_it_is_asked_for(
     nats_url: str, monkeypatch: pytest.MonkeyPatch, verb: str
