@@ -156,6 +156,16 @@ def append_at(store: SegmentStore, segment: str, data: bytes, offset: int, *, un
     return answer.length
 
 
+def append_anyhow(store: SegmentStore, segment: str, data: bytes) -> None:
+    """Append ``data``, whatever the length of the segment.
+
+    Raise `StoreUnavailableError` if the answer is lost. The same call again may append the data twice.
+    """
+    answer = store.append(segment, data)
+    if isinstance(answer, UnknownOutcome):
+        raise _answer_lost(answer, segment) from answer.cause
+
+
 def _answer_lost(answer: UnknownOutcome, segment: str) -> StoreUnavailableError:
     return StoreUnavailableError(
         "the store's answer was lost; repeat the call to see what is stored",

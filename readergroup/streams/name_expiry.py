@@ -21,10 +21,9 @@ from synchronizer import (
     NotFoundError,
     ReaderGroupError,
     SegmentStore,
-    StoreUnavailableError,
-    UnknownOutcome,
 )
 from synchronizer.backoff import Backoff
+from synchronizer.compare_and_set import append_anyhow
 from synchronizer.log.entries import EntryLog
 from synchronizer.loggers import get_logger
 from synchronizer.recipes.queue.frames import encode_frame, read_frames
@@ -76,12 +75,10 @@ class NameExpiry:
     def _add(self, name: DeletedName) -> None:
         frame = encode_frame(name.encode())
         try:
-            result = self._store.append(LIST, frame)
+            append_anyhow(self._store, LIST, frame)  # a name that is listed twice does no harm
         except NotFoundError:
             self._store.create(LIST)
-            result = self._store.append(LIST, frame)
-        if isinstance(result, UnknownOutcome):  # a name that is listed twice does no harm
-            raise StoreUnavailableError("the store did not confirm the list of names", segment=LIST) from result.cause
+            append_anyhow(self._store, LIST, frame)
 
     def forget_expired(self, stopping: threading.Event, backoff: Callable[[], Backoff]) -> None:
         """Forget all names that were deleted long enough ago, until ``stopping``, with a ``backoff`` for each step."""

@@ -139,6 +139,10 @@ def write_queue(client: rg.Client, held: ExitStack, timeout: float) -> None:
         processor.step()
 
 
+#: Names that were added since.
+LATER = {"readergroup/deleted-names | "}
+
+
 def names_in(path: Path) -> set[str]:
     """Return the names of segments and attributes, without what is random in them."""
     with open_store(f"sqlite:///{path}") as store:
@@ -155,7 +159,7 @@ def copied(tmp_path: Path) -> Path:
 def test_segments_and_attributes_have_the_names_of_the_first_release(tmp_path: Path) -> None:
     today = tmp_path / "today.db"
     write_everything(f"sqlite:///{tmp_path}/written.db", today, LONG_TIMEOUT)
-    assert names_in(today) == names_in(copied(tmp_path))
+    assert names_in(today) == names_in(copied(tmp_path)) | LATER
 
 
 def test_what_the_first_release_stored_is_read_and_used_further(tmp_path: Path) -> None:
