@@ -111,7 +111,7 @@ class Copies:
         if by == "segments" and not self._store.guarantees.server_side_copy:
             raise UnsupportedError("this store has no server-side copy; use by='events'", url=self._store.url)
         found = self._find(target)
-        if found is None or not (found.exists or found.is_being_copied):
+        if found is None or not found.is_in_use:
             wanted = self._plan(source, by, start, end)
             found = self._announce(target, wanted)
             if found.origin == wanted.origin:
@@ -134,13 +134,11 @@ class Copies:
 
     def _announce(self, target: str, wanted: BeginCopy) -> StreamState:
         deadline = self._metadata.deadline()
-        synchronizer = self._metadata.existing_log(target, deadline, create=True)
+        synchronizer = self._metadata.open_fetched(target, deadline, create=True)
         before = synchronizer.state
-        if not before.exists and not before.is_being_copied:
+        if not before.is_in_use:
             self._data.delete_all(before, deadline)  # the rest of an interrupted deletion
-        return synchronizer.update_state(
-            lambda now: [] if now.exists or now.is_being_copied else [wanted], timeout=deadline.remaining()
-        )
+        return synchronizer.update_state(lambda now: [] if now.is_in_use else [wanted], timeout=deadline.remaining())
 
     def _plan(self, source: str, by: By | None, start: Place | None, end: Place | None) -> BeginCopy:
         state, tail = self._tail(source)
@@ -246,7 +244,7 @@ class Copies:
             ) from error
         except (NotFoundError, AlreadyExistsError) as error:
             now = self._metadata.open(state.name, create=True).fetch_updates(timeout=self._metadata.timeout)
-            if now.incarnation != state.incarnation or not (now.exists or now.is_being_copied):
+            if now.incarnation != state.incarnation or not now.is_in_use:
                 raise self._given_up(state) from error
             if now.is_being_copied:
                 raise NotFoundError(

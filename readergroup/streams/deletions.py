@@ -32,7 +32,7 @@ from synchronizer.loggers import get_logger
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
 
-from .data_segments import DataSegments
+from .data_segments import DataSegments, Names
 from .metadata import StreamMetadata
 from .name_expiry import DeletedName, NameExpiry
 from .state import DeleteStream, StreamState
@@ -93,7 +93,7 @@ class Deletions:
             if deleted is not None:
                 break
         self._metadata.let_go((stream,))
-        self._delete_data(synchronizer, deleted, deadline)
+        self._delete_data(synchronizer, self._data.names(deleted, deadline), deadline)
         self._look_through()
 
     def note_deleted(self, log: str, length: int, deadline: Deadline) -> None:
@@ -133,7 +133,7 @@ class Deletions:
         def end(now: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState | None]:
             if now.incarnation != seen.incarnation:
                 return [], None
-            return ([DeleteStream()] if _is_in_use(now) else []), now
+            return ([DeleteStream()] if now.is_in_use else []), now
 
         return synchronizer.update_state_returning(end, timeout=deadline.remaining())
 
@@ -149,17 +149,14 @@ class Deletions:
                 self._queue = EventQueue(self._store, QUEUE, clock=self._clock, timeout=self._metadata.timeout)
             return self._queue
 
-    def _delete_data(
-        self, synchronizer: StateSynchronizer[StreamState], deleted: StreamState, deadline: Deadline
-    ) -> None:
+    def _delete_data(self, synchronizer: StateSynchronizer[StreamState], segments: Names, deadline: Deadline) -> None:
         """Delete the data of a stream whose metadata records the deletion, and note the names that this leaves."""
         length = synchronizer.applied_length  # first: a log that goes on after it is not forgotten
-        log = "" if _is_in_use(synchronizer.state) else synchronizer.segment
-        segments = self._data.names(deleted, deadline)
+        log = "" if synchronizer.state.is_in_use else synchronizer.segment
         name = DeletedName(log, length, self._clock.time(), tuple(segments.data))
-        is_noted = self._names.note(name, self._metadata.backoff(deadline))
+        is_noted = self._names.try_to_note(name)
         self._data.delete_these(segments, deadline)
-        if not is_noted:  # perhaps there was no room
+        if not is_noted:  # a full store has room now
             self._names.note(name, self._metadata.backoff(deadline))
         if log:
             _shorten_log(synchronizer, deadline)
@@ -220,25 +217,23 @@ class Deletions:
         deleted = StreamState(name=deletion.stream, incarnation=deletion.incarnation)
         with self._metadata.used(deletion.stream):
             try:
-                synchronizer = self._metadata.existing_log(deletion.stream, deadline)
+                synchronizer = self._metadata.open_fetched(deletion.stream, deadline)
             except NotFoundError:  # the name is forgotten by now
                 self._data.delete_all(deleted, deadline)
                 return True
-        if _is_in_use(synchronizer.state) and synchronizer.state.incarnation == deletion.incarnation:
+        state = synchronizer.state
+        if state.is_in_use and state.incarnation == deletion.incarnation:
             return False
-        if any(self._data.names(deleted, deadline)):
-            self._delete_data(synchronizer, deleted, deadline)
-        elif not _is_in_use(synchronizer.state):
+        segments = self._data.names(deleted, deadline)
+        if any(segments):
+            self._delete_data(synchronizer, segments, deadline)
+        elif not state.is_in_use:
             _shorten_log(synchronizer, deadline)
         return True
 
 
-def _is_in_use(state: StreamState) -> bool:
-    return state.exists or state.is_being_copied
-
-
 def _shorten_log(synchronizer: StateSynchronizer[StreamState], deadline: Deadline) -> None:
-    """Drop the history of a deleted stream. Its log stays for now, for those who know its revisions."""
+    """Drop the history of a deleted stream. Its log itself stays until its name is forgotten."""
     if not synchronizer.was_compacted and synchronizer.bytes_since_compaction <= KEPT_LOG_BYTES:
         return
     try:

@@ -271,9 +271,9 @@ class StreamManager:
 
     def _create_in_steps(self, new: StreamState, deadline: Deadline) -> StreamInfo:
         """Create the stream, whose name may be in use, or may have been. Any client can complete the steps."""
-        synchronizer = self.metadata.existing_log(new.name, deadline, create=True)
+        synchronizer = self.metadata.open_fetched(new.name, deadline, create=True)
         before = synchronizer.state
-        if not before.exists and not before.is_being_copied:
+        if not before.is_in_use:
             self._data.delete_all(before, deadline)  # the rest of an interrupted deletion
 
         def begin(state: StreamState) -> Iterable[Update[StreamState]]:

@@ -75,7 +75,7 @@ class StreamMetadata:
         self, name: str, deadline: Deadline, *, or_being_copied: bool = False
     ) -> StateSynchronizer[StreamState]:
         """Return the stream's synchronizer, just fetched. Raise `NotFoundError` if there is no such stream."""
-        synchronizer = self.existing_log(check_stream_name(name), deadline)
+        synchronizer = self.open_fetched(check_stream_name(name), deadline)
         state = synchronizer.state
         if state.is_being_copied and not or_being_copied:
             raise StreamBeingCopiedError(
@@ -83,14 +83,14 @@ class StreamMetadata:
                 stream=name,
             )
         with self._lock:
-            if state.exists or state.is_being_copied:
+            if state.is_in_use:
                 self._synchronizers.keep(name, synchronizer)
                 return synchronizer
             self._synchronizers.let_go(name)
         raise not_found(name)
 
-    def existing_log(self, name: str, deadline: Deadline, *, create: bool = False) -> StateSynchronizer[StreamState]:
-        """Return the synchronizer of this name as `open` does, just fetched. Its log exists, or is begun now."""
+    def open_fetched(self, name: str, deadline: Deadline, *, create: bool = False) -> StateSynchronizer[StreamState]:
+        """Return the synchronizer of this name as `open` does, just fetched, also if its log was forgotten before."""
         synchronizer = self.open(name, create=create, deadline=deadline)
         try:
             synchronizer.fetch_updates(timeout=deadline.remaining())
@@ -100,7 +100,7 @@ class StreamMetadata:
                 self._synchronizers.drop(name, synchronizer)
             if not create:
                 raise not_found(name) from error
-        return self.existing_log(name, deadline, create=create)
+        return self.open_fetched(name, deadline, create=create)
 
     def open(self, name: str, *, create: bool, deadline: Deadline | None = None) -> StateSynchronizer[StreamState]:
         """Return the synchronizer of this name, whether or not such a stream exists now.

@@ -72,6 +72,14 @@ class NameExpiry:
             return False
         return True
 
+    def try_to_note(self, name: DeletedName) -> bool:
+        """Add a name that was deleted, without waiting for a store that is away or full; return whether it is added."""
+        try:
+            self._add(name)
+        except ReaderGroupError:
+            return False
+        return True
+
     def _add(self, name: DeletedName) -> None:
         frame = encode_frame(name.encode())
         try:

@@ -129,6 +129,11 @@ class StreamState(State):
         return self.origin is not None and not self.exists
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether the name has a stream, or an incomplete copy."""
+        return self.exists or self.is_being_copied
+
+    @property
     def current_segments(self) -> tuple[SegmentId, ...]:
         """The segments of the newest epoch, in order of their key ranges."""
         return tuple(map(self.segment, self.current))
@@ -656,7 +661,7 @@ class BeginCopy(Update[StreamState], tag="begin-copy"):
     origin: Origin
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
-        if state.exists or state.is_being_copied:
+        if state.is_in_use:
             raise StreamExistsError("the stream or another unfinished copy has this name", stream=state.name)
         segments = Map({each.number: each for each in self.segments})
         last = sorted(self.origin.end, key=lambda number: segments[number].keys.low)

@@ -99,7 +99,7 @@ class Fold:
 
 def _is_in_use(state: object) -> bool:
     if isinstance(state, StreamState):
-        return state.exists or state.is_being_copied
+        return state.is_in_use
     return state is not None
 
 

@@ -43,7 +43,8 @@ REGISTRY: Final = "readergroup/retention"
 _SHORTEST_INTERVAL_SECONDS: Final = 1.0
 #: A writer never makes its stream due after fewer bytes.
 _LEAST_BYTES: Final = 256 * 1024
-#: A small stream is due after so many sixteenths too, so that what groups have consumed is deleted.
+#: The most sixteenths of the limit that are written before a policy is applied. A small stream waits no longer either:
+#: what groups have consumed is deleted then.
 _MOST_LIMITS: Final = 3
 
 _logger = get_logger(__name__)

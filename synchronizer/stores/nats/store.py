@@ -223,7 +223,7 @@ class NatsStore(SegmentStore):
             known = {}
             for name, present in zip(segments, self._reader.heads(list(segments)), strict=True):
                 if present is not None and present.is_forgotten:
-                    self._purge_ended(name, present)  # whoever forgot it has not come to this
+                    self._purge_ended(name, present)  # the process that forgot it may have died before it did
                 elif present is not None:
                     known[name] = present.is_deleted
             if not all_are_new(known):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from itertools import count
 
 import pytest
@@ -25,12 +24,6 @@ NAME, OTHER = "shop/orders", "shop/others"
 
 class Died(BaseException):
     """The process is killed at this point."""
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[SegmentStore]:
-    with open_store(store_url) as store:
-        yield store
 
 
 @pytest.fixture

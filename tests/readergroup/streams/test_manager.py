@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,6 @@ from synchronizer import (
     SegmentStore,
     StoreUnavailableError,
     TruncatedError,
-    open_store,
 )
 from synchronizer.store import MAX_CREATED
 from synchronizer.testing import FailingStore, InstantClock, Operation
@@ -36,12 +35,6 @@ NAME = "shop/orders"
 
 class Died(BaseException):
     """The process is killed at this point."""
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[SegmentStore]:
-    with open_store(store_url) as store:
-        yield store
 
 
 @pytest.fixture

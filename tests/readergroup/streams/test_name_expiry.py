@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -13,7 +13,7 @@ import pytest
 import readergroup as rg
 from readergroup.streams import deletions
 from readergroup.streams.name_expiry import LIST, NAME_RETENTION_SECONDS, DeletedName, NameExpiry
-from synchronizer import Deadline, NotFoundError, SegmentStore, open_store
+from synchronizer import Deadline, NotFoundError, SegmentStore, StoreFullError
 from synchronizer.backoff import Backoff
 from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.golden import golden
@@ -26,12 +26,6 @@ MONTH = NAME_RETENTION_SECONDS + 3600.0
 
 class Died(BaseException):
     """The process is killed at this point."""
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[SegmentStore]:
-    with open_store(store_url) as store:
-        yield store
 
 
 @pytest.fixture
@@ -216,6 +210,25 @@ def dying_use(store: SegmentStore, clock: InstantClock, verb: str, dies_at: int)
         dying.streams.create("shop/another")
         dying.streams.delete("shop/another")
     return calls
+
+
+def test_a_deletion_in_a_full_store_makes_room_before_it_notes_the_name(
+    store: SegmentStore, clock: InstantClock
+) -> None:
+    def refuse(operation: Operation) -> None:
+        if operation.segment == LIST and list(store.list("data/")):
+            raise StoreFullError("there is no room")
+
+    failing = FailingStore(store)
+    failing.before = refuse
+    with rg.Client(failing, clock=clock) as client:
+        client.streams.create(NAME)
+        began = clock.monotonic()
+        client.streams.delete(NAME)
+        assert clock.monotonic() - began < 1.0
+    clock.advance(MONTH)
+    look(store, clock)
+    assert logs(store) == []
 
 
 def test_many_delete_create_and_forget_the_same_names_at_once(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
