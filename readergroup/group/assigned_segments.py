@@ -34,6 +34,13 @@ class Claimed(NamedTuple):
     beyond: frozenset[int] = frozenset()
 
 
+class Gap(NamedTuple):
+    """The offsets of data that was truncated before it was read."""
+
+    start: int
+    stop: int
+
+
 class AssignedSegment(Generic[T]):
     """A segment under one assignment. It belongs to the reading thread; other threads may read ``position``."""
 
@@ -58,6 +65,7 @@ class AssignedSegment(Generic[T]):
         self._stored_beyond = frozenset() if stored is None else stored.beyond
         #: The offset before which all events are processed: the next owner would start here.
         self.processed = start
+        self._gaps: deque[Gap] = deque()  # what was truncated behind events that are not all processed
         #: The offset before which all events were handed out.
         self.handed_out = start
         self._began = offset
@@ -97,6 +105,12 @@ class AssignedSegment(Generic[T]):
     def moved(self) -> bool:
         """Whether there is a position to commit."""
         return self.processed > self._began
+
+    def process_to(self, offset: int) -> None:
+        """Take the events before the offset for processed, and what was truncated right behind them."""
+        self.processed = max(self.processed, offset)
+        while self._gaps and self._gaps[0].start <= self.processed:
+            self.processed = max(self.processed, self._gaps.popleft().stop)
 
     def skip_to_end(self) -> None:
         """Treat the segment as read: its data is gone for good."""
@@ -157,8 +171,11 @@ class AssignedSegment(Generic[T]):
         try:
             block = self._reader.next_block()
         except TruncatedError as error:
-            # Truncated data counts as processed: it was deleted on purpose, and the error tells the caller.
-            asked_for, self.processed, self.handed_out = self.handed_out, error.start_offset, error.start_offset
+            # Truncated data counts as processed: it was deleted on purpose, and the error tells the caller. But not
+            # before the events that were handed out in front of it.
+            asked_for, self.handed_out = self.handed_out, error.start_offset
+            self._gaps.append(Gap(asked_for, error.start_offset))
+            self.process_to(self.processed)
             raise TruncatedError(
                 "data was truncated before it was read; the next read continues after it",
                 segment=self.segment,

@@ -90,7 +90,7 @@ class ConcurrentReader(Reader[T]):
         """Take the events of the segment before the offset for processed, if it is still the reader's."""
         assigned = self._segments.by_id.get(segment)
         if assigned is not None and assigned.token == token:
-            assigned.processed = max(assigned.processed, offset)
+            assigned.process_to(offset)
 
     def owns(self, segment: SegmentId, token: int) -> bool:
         """Return whether the segment is assigned to the reader under this token. Any thread may call it."""

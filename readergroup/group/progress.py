@@ -67,21 +67,21 @@ class Progress(Generic[T]):
         if self.handed:
             assigned.handed_out = batch.offset_after(self.handed)
         if self._auto_commit and self.done:
-            assigned.processed = max(assigned.processed, batch.offset_after(self.done))
+            assigned.process_to(batch.offset_after(self.done))
 
     def process_all(self) -> None:
         """Take all events that were handed out for processed."""
         self.done = self.handed
         self.carry_over()
         for assigned in self._segments.by_id.values():
-            assigned.processed = assigned.handed_out
+            assigned.process_to(assigned.handed_out)
 
     def process(self, event: Event[T]) -> bool:
         """Take the event and those before it in its segment for processed; False if the segment has a new owner."""
         assigned = self._segments.by_id.get(event.segment)
         if assigned is None or assigned.token != event.fencing_token:
             return False
-        assigned.processed = max(assigned.processed, event.next_offset)
+        assigned.process_to(event.next_offset)
         return True
 
     def positions(self, *, moved_only: bool = True) -> Positions:

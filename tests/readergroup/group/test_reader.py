@@ -13,6 +13,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.errors import CorruptDataError
+from readergroup.group.concurrent_reader import ConcurrentReader
 from readergroup.group.model.updates import CreateCheckpoint
 from readergroup.group.updater import GroupUpdater
 from readergroup.streams.data.block import parts_of_block
@@ -883,6 +884,45 @@ def miss(world: World, reader: rg.Reader[bytes]) -> rg.StreamCut:
     with pytest.raises(rg.TruncatedError):
         drain(reader)
     return tail
+
+
+@pytest.mark.parametrize("kind", [rg.Reader, ConcurrentReader])
+def test_what_was_truncated_counts_once_the_events_in_front_of_it_are_processed(
+    world: World, process: Process, kind: type[rg.Reader[bytes]]
+) -> None:
+    """An application that has events in hand would lose them: a checkpoint, or a crash, takes its position."""
+
+    def next_batch() -> rg.EventBatch[bytes]:
+        for _ in range(len(world.state.segments)):  # one call may look at those without events
+            found = reader.take(10, 0.0) if isinstance(reader, ConcurrentReader) else reader.read_batch(10, timeout=0)
+            if found:
+                break
+        assert found
+        return found
+
+    def process_to(event: rg.Event[bytes]) -> int:
+        if isinstance(reader, ConcurrentReader):
+            reader.advance(event.segment, event.fencing_token, event.next_offset)
+        else:
+            reader.commit(event)
+        return reader.position()[event.segment]
+
+    reader = process.group.open_reader(kind, "r1", serializer=None, auto_commit=False)
+    batches = []
+    for _ in range(3):
+        world.write(10, keys=1)
+        batches.append(next_batch())
+        world.write(10, keys=1)
+        tail = world.admin.streams.info(STREAM).tail
+        world.admin.streams.truncate(STREAM, tail)
+        with pytest.raises(rg.TruncatedError):
+            next_batch()
+    first, second, third = batches
+    assert reader.position()[first[0].segment] == first[0].offset
+    assert process_to(first[-2]) == first[-1].offset
+    assert process_to(first[-1]) == second[0].offset > first[-1].next_offset
+    assert process_to(second[-2]) == second[-1].offset
+    assert process_to(third[-1]) == tail.offsets[third[-1].segment] > third[-1].next_offset
 
 
 @pytest.mark.stores(round_robin=True)
