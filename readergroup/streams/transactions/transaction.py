@@ -445,6 +445,8 @@ class _Commit:
                 counters.count(sum(part.events for part in self._parts), sum(part.size for part in self._parts))
         try:
             self._complete(self._was_first, deadline)
+        except NotFoundError:  # the stream was deleted, and its events with it
+            raise
         except ReaderGroupError as error:
             error.add_note("The transaction is committed. Commit it again to wait for the rest of its events.")
             raise
@@ -547,6 +549,7 @@ class _Commit:
         """Make sure that the transaction is merged, and delete the staged segments that are no longer needed."""
         forget = self._key if self._is_only_one else None
         state = self._streams.finish_pending(self._stream, timeout=deadline.remaining(), forget=forget)
+        self._check_same_stream(state)
         if self._is_only_one:
             self._streams.finished_keys.add(state, self._key)  # where another process has merged it
         transactions = state.transactions

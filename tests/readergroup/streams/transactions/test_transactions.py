@@ -1015,6 +1015,22 @@ def test_a_deleted_stream_leaves_nothing_that_was_staged(streams: StreamManager)
     assert stored(streams) == []
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "created again"])
+def test_a_commit_fails_when_the_stream_is_deleted_before_it_is_merged(streams: StreamManager, again: bool) -> None:
+    def delete() -> None:
+        streams.delete(NAME)
+        if again:
+            streams.create(NAME)
+
+    part = stage(streams, events("a"))
+    late = FailingStore(streams.store)
+    late.before = Nth(1, is_merge, delete)
+    with pytest.raises(NotFoundError, match="deleted stream" if again else "no stream of this name") as raised:
+        commit(StreamManager(late), 0, part)
+    assert not hasattr(raised.value, "__notes__"), "there is nothing to wait for"
+    assert staged(streams.store) == []
+
+
 def test_staging_for_a_stream_that_is_deleted_meanwhile_fails_and_leaves_nothing(streams: StreamManager) -> None:
     for again in (False, True):
         with pytest.raises(NotFoundError):
