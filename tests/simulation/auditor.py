@@ -40,6 +40,7 @@ from readergroup.streams.state import (
 )
 from synchronizer import Appended, NotFoundError, ReaderGroupError, Revision
 from synchronizer.liveness.lease import PREFIX, lease_attribute
+from synchronizer.liveness.leaving import SILENCE_SECONDS
 from synchronizer.liveness.timing import RENEWALS
 from synchronizer.log.entries import MARK, EntryLog, Mark, decode_entries
 from synchronizer.log.replica import Replica, Transition
@@ -200,6 +201,7 @@ class Auditor:
         self.lives: dict[tuple[str, int], Process] = {}  # reader and incarnation
         self.joined_at: dict[tuple[str, int], float] = {}
         self.killed_at: dict[Process, float] = {}
+        self.closed_at: dict[tuple[str, int], float] = {}  # when a reader began to leave its group
         self.in_hand_since: dict[Process, float] = {}
         self.handled: dict[Process, list[tuple[float, float]]] = defaultdict(list)  # what it had in hand: from, to
         self.renewed_at: dict[str, float] = {}  # by the lease's attribute
@@ -566,10 +568,9 @@ class Auditor:
             self.changes["segments"].append((revision, after.newest_segments))
         if before is None or before.readers != after.readers:
             self.changes["readers"].append((revision, frozenset(after.readers)))
-        if after.end_of_data and (before is None or not before.end_of_data):
-            self.changes["end of data"].append((revision, True))
-        elif before is None:
-            self.changes["end of data"].append((revision, None))  # another life of the group, which has not ended
+        if before is None or before.end_of_data != after.end_of_data:
+            # None: there is something to read (again), and nobody is told of that.
+            self.changes["end of data"].append((revision, after.end_of_data or None))
 
     def _phases(self, before: ReaderGroupState | None, after: ReaderGroupState, updates: Iterable[Any]) -> None:
         if before is None:
@@ -595,6 +596,25 @@ class Auditor:
     def killed(self, process: Process) -> None:
         self.killed_at[process] = self.world.simulation.now
 
+    def closes(self, process: Process, reader: str) -> None:
+        """``process`` closes its reader of this id."""
+        lives = [life for life, owner in self.lives.items() if owner is process and life[0] == reader]
+        if lives and process.alive:  # else it is what a killed thread leaves behind
+            self.closed_at.setdefault(lives[-1], self.world.simulation.now)
+
+    def dead_since(self, life: tuple[str, int]) -> float | None:
+        """When this reader ended without leaving its group: its process was killed, or it was closed while it, or a
+        reader that its process closed right before, could not reach the store.
+        """
+        process = self.lives.get(life)
+        if process is None:
+            return None
+        closed_at = self.closed_at.get(life)
+        in_contact_since = max(process.in_contact_since, self.world.healthy_since)
+        if closed_at is not None and in_contact_since > max(process.started_at, closed_at - SILENCE_SECONDS):
+            return closed_at
+        return self.killed_at.get(process)
+
     def _removed(self, before: ReaderGroupState, update: RemoveReader) -> None:
         life = (update.reader, before.readers[update.reader].incarnation)
         process = self.lives.get(life)
@@ -605,10 +625,10 @@ class Auditor:
                 self.over[Assignment(self._data_name(before, segment), found.token)] = self.world.simulation.now
         if process is None or update.cause != "dead":
             return
-        killed_at = self.killed_at.get(process)
-        if killed_at is not None:
-            self.takeovers.append(self.world.simulation.now - killed_at)
-            self._check_takeover(before, life, killed_at)
+        dead_since = self.dead_since(life)
+        if dead_since is not None:
+            self.takeovers.append(self.world.simulation.now - dead_since)
+            self._check_takeover(before, life, dead_since)
         elif self._takes_too_long(process, before) or self._is_about_to_renew(process, before):
             return
         elif process.runs and self._was_in_contact(process, before):
@@ -647,22 +667,23 @@ class Auditor:
             return False  # it did not renew meanwhile
         return process.in_contact_since <= renewed_at < self.world.healthy_since
 
-    def _check_takeover(self, state: ReaderGroupState, life: tuple[str, int], killed_at: float) -> None:
-        latest = self._latest_takeover(state, life, killed_at)
+    def _check_takeover(self, state: ReaderGroupState, life: tuple[str, int], dead_since: float) -> None:
+        latest = self._latest_takeover(state, life, dead_since)
         if self.world.simulation.now > latest:
-            self.broken("L1", f"{life[0]} was killed at {killed_at:.3f} and should have been out at {latest:.3f}")
+            self.broken("L1", f"{life[0]} ended at {dead_since:.3f} and should have been out at {latest:.3f}")
 
-    def _latest_takeover(self, state: ReaderGroupState, life: tuple[str, int], killed_at: float) -> float:
+    def _latest_takeover(self, state: ReaderGroupState, life: tuple[str, int], dead_since: float) -> float:
         """When the reader should be out of the group: counted from when another one is there and in contact."""
         contacts = []
         for reader, found in state.readers.items():
             other = (reader, found.incarnation)
             process = self.lives.get(other)
-            if process is not None and process.runs and other != life and not self._takes_too_long(process, state):
+            watches = process is not None and process.runs and other not in self.closed_at
+            if process is not None and watches and other != life and not self._takes_too_long(process, state):
                 contacts.append(
                     max(process.in_contact_since, self.joined_at[other], self._took_too_long_until(process, state))
                 )
-        since = max(killed_at, self.world.healthy_since, min(contacts, default=float("inf")))
+        since = max(dead_since, self.world.healthy_since, min(contacts, default=float("inf")))
         return since + self.timeout(state) * CLOCK_SLACK + TAKEOVER_SECONDS
 
     def timeout(self, state: ReaderGroupState) -> float:
@@ -675,9 +696,9 @@ class Auditor:
                 state = fold.replica.state
                 for reader, found in state.readers.items():
                     life = (reader, found.incarnation)
-                    killed_at = self.killed_at.get(self.lives[life]) if life in self.lives else None
-                    if killed_at is not None:
-                        self._check_takeover(state, life, killed_at)
+                    dead_since = self.dead_since(life)
+                    if dead_since is not None:
+                        self._check_takeover(state, life, dead_since)
 
     # ------------------------------------------------------------------ leases
 
@@ -896,11 +917,19 @@ class Auditor:
         # What was stored a moment ago, as when a reader begins again, may be on its way.
         committed_at, now = self.folds[self.log].committed_at, self.world.simulation.now
         known = sum(now - committed_at.get(revision, 0.0) > NOTICE_SECONDS for revision, _ in changes)
-        newest = changes[known - 1][1] if known else None
+        revision, newest = changes[known - 1] if known else (Revision(0, 0), None)
         good = [value for _, value in changes[max(0, known - 1) :]]
-        is_behind = newest is not None and (not told or told[-1].value not in good)
-        if at_rest and hearing.process.runs and not hearing.closed and is_behind:
-            self.broken("S8", f"{hearing.process.name} was not told of {hearing.kind} at {changes[known - 1][0]}")
+        is_up_to_date = bool(told) and (
+            told[-1].revision >= revision or (told[-1].value in good and self._may_have_skipped(told[-1].revision))
+        )
+        if at_rest and hearing.process.runs and not hearing.closed and newest is not None and not is_up_to_date:
+            self.broken("S8", f"{hearing.process.name} was not told of {hearing.kind} at {revision}")
+
+    def _may_have_skipped(self, since: Revision) -> bool:
+        """Whether a follower of the group may have gone on from a snapshot, or in another life of the group: changes
+        after ``since`` that left all as it was are then not told at once.
+        """
+        return max([self.created, *(mark.revision for mark in self.marks[self.log][-1:])]) > since
 
     # ------------------------------------------------------------------ at rest
 

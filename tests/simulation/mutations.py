@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from notifications.durable import DurableListening
 from readergroup.group import updater
 from readergroup.group.following import GroupFollower
+from readergroup.group.member import GroupMember
 from readergroup.group.model import positions, updates, weights
 from readergroup.group.model.checkpoint import CheckpointState
 from readergroup.group.model.state import ReaderGroupState, SegmentState
@@ -521,6 +522,13 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         28,
         frozenset({"S2"}),
         (Words(DelayedEvents, "divert", "self._diverting.put(waiting, delay, event.fencing_token)", "pass"),),
+    ),
+    Mutation(
+        "a closed reader leaves",
+        "A reader that is closed gives up its lease, and its group waits until that has run out.",
+        0,
+        frozenset({"L1"}),
+        (Words(GroupMember, "leave", "if self._gone is None:", "if False:"),),
     ),
 )
 

@@ -14,6 +14,7 @@ import readergroup as rg
 from readergroup.group import load
 from readergroup.group.model import balance, weights
 from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.reader import Reader
 from synchronizer import StateSynchronizer
 from synchronizer.limits import DEFAULT_STATE_LIMIT_BYTES
 
@@ -27,7 +28,7 @@ from .restoring import Archive
 from .scenario import DOER, KEEPERS_OF_CHECKPOINTS, Actor, Mishap, Scenario
 from .threads import NeverAtRest, Simulation
 from .transacting import Transactions
-from .world import Process, World, simulated
+from .world import Process, ProcessClock, World, simulated
 
 #: How often those who wait for something in a run look, in seconds.
 LOOK_SECONDS = 0.1
@@ -297,8 +298,8 @@ class Run:
         return state
 
     def _balanced(self, state: ReaderGroupState) -> bool:
-        lives = [self.auditor.lives.get((reader, found.incarnation)) for reader, found in state.readers.items()]
-        dead = [process for process in lives if process in self.auditor.killed_at]
+        lives = [(reader, found.incarnation) for reader, found in state.readers.items()]
+        dead = [life for life in lives if self.auditor.dead_since(life) is not None]
         if len(dead) == len(lives):  # nobody is left to notice, which is right only when nothing is left to read
             return state.end_of_data
         return not dead and not state.handing_over and not balance.plan(state)
@@ -371,6 +372,23 @@ def _measuring_often() -> Iterator[None]:
 
 
 @contextmanager
+def _closes_noted(auditor: Auditor) -> Iterator[None]:
+    """The auditor knows when a reader begins to leave, whoever closes it: the application, its pool or its client."""
+    usual = Reader.close
+
+    def close(reader: Reader[Any], **options: Any) -> None:
+        clock: ProcessClock = reader._clock  # type: ignore[assignment]
+        auditor.closes(clock.process, reader.reader_id)
+        usual(reader, **options)
+
+    Reader.close = close  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Reader.close = usual  # type: ignore[method-assign]
+
+
+@contextmanager
 def _not_collecting() -> Iterator[None]:
     """What a client still knows of its locks depends on when garbage is collected, and that on what ran before."""
     gc.disable()
@@ -396,7 +414,8 @@ def run(scenario: Scenario, *, transcript: bool = False, watch: Callable[[Run], 
             admin.spawn(running.fate, "fate")
             auditor = running.auditor
             try:
-                simulation.run(lambda: running.finished or bool(auditor.violations) or bool(simulation.errors))
+                with _closes_noted(auditor):
+                    simulation.run(lambda: running.finished or bool(auditor.violations) or bool(simulation.errors))
             except NeverAtRest as error:
                 auditor.broken("L5", str(error))
             for thread, raised in simulation.errors:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import pytest
 
+import readergroup as rg
+from notifications import Change
+from readergroup.group.coordinator import ReaderCoordinator
+from readergroup.group.member import GroupMember
+from readergroup.group.notifiers import EndOfDataNotifier
+from readergroup.group.reader import Reader
 from synchronizer import StoreUnavailableError
+from tests.simulation.actors import GROUP
 from tests.simulation.run import Run, run
 from tests.simulation.scenario import Actor, Mishap, Scenario
 from tests.simulation.world import Process
@@ -100,3 +108,97 @@ def test_who_is_behind_two_truncations_goes_on_behind_the_one_that_is_carried_ou
 
     outcome = run(scenario, watch=truncate_twice)
     assert not outcome.failed, outcome.violations
+
+
+def reads_to_the_end(*begins: float) -> Callable[[Run], None]:
+    """Let the group read a stream that has ended, from each of these times on, and a second later another as well."""
+
+    def watch(run: Run) -> None:
+        configurer = run.world.process("configurer", "configurer")
+
+        def configure() -> None:
+            client = configurer.client()
+            client.streams.seal("shop/orders")
+            group = client.groups.get(GROUP)
+            for begins_at in begins:
+                for at, streams in ((begins_at, ("shop/orders",)), (begins_at + 1.0, ("shop/orders", "shop/returns"))):
+                    configurer.sleep(at - run.simulation.now)
+                    group.configure(streams=streams)
+
+        configurer.spawn(configure)
+
+    return watch
+
+
+def heard_by(*listeners: Actor) -> Scenario:
+    return Scenario(
+        seed=0,
+        duration=5.0,
+        streams=("shop/orders", "shop/returns"),
+        actors=(Actor("reader1", "reader", subject="a", style="read"), *listeners),
+    )
+
+
+def test_a_listener_that_comes_after_the_end_of_data_is_not_told_of_it_when_there_is_more() -> None:
+    """The auditor expected every listener to know of the last end of the data, also of one that was over."""
+    outcome = run(heard_by(Actor("listener1", "listener", at=3.0)), watch=reads_to_the_end(1.0))
+    assert not outcome.failed, outcome.violations
+    assert [value for _, value in outcome.auditor.changes["end of data"]] == [None, True, None, True]
+
+
+def test_a_listener_that_is_not_told_of_the_second_end_of_data_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    detect, told = EndOfDataNotifier.detect, set[EndOfDataNotifier]()
+
+    def tell_once(
+        notifier: EndOfDataNotifier, before: rg.ReaderGroupState | None, after: rg.ReaderGroupState, change: Change
+    ) -> Iterable[rg.EndOfDataNotification]:
+        found = () if notifier in told else tuple(detect(notifier, before, after, change))
+        told.update({notifier} if found else ())
+        return found
+
+    scenario = heard_by(Actor("listener1", "listener"))
+    outcome = run(scenario, watch=reads_to_the_end(1.0, 3.0))
+    assert not outcome.failed, outcome.violations
+    monkeypatch.setattr(EndOfDataNotifier, "detect", tell_once)
+    outcome = run(scenario, watch=reads_to_the_end(1.0, 3.0))
+    assert [violation.guarantee for violation in outcome.violations] == ["S8"], outcome.violations
+
+
+def closed_while_the_store_is_away() -> tuple[Scenario, Callable[[Run], None]]:
+    """A reader that stays, and another one whose process closes it in vain and lives on."""
+    scenario = Scenario(
+        seed=0,
+        duration=11.0,
+        actors=(Actor("reader1", "reader", subject="a", style="read"),),
+        mishaps=(Mishap(1.0, "away", seconds=6.5),),
+    )
+    kept: list[Reader[bytes]] = []
+
+    def watch(run: Run) -> None:
+        leaver = run.world.process("leaver", "leaver")
+
+        def leave() -> None:
+            leaver.sleep(0.5)
+            kept.append(leaver.client().groups.get(GROUP).reader("b"))
+            leaver.sleep(1.0)
+            kept[-1].close()
+
+        leaver.spawn(leave)
+
+    return scenario, watch
+
+
+def test_a_reader_that_was_closed_while_the_store_was_away_is_declared_dead_in_time() -> None:
+    """The auditor took a reader for alive whose process lived and had closed it."""
+    scenario, watch = closed_while_the_store_is_away()
+    outcome = run(scenario, watch=watch)
+    assert not outcome.failed, outcome.violations
+    assert len(outcome.auditor.takeovers) == 1
+
+
+def test_a_closed_reader_that_stays_in_its_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, watch = closed_while_the_store_is_away()
+    monkeypatch.setattr(ReaderCoordinator, "remove", lambda coordinator, reader: None)
+    monkeypatch.setattr(GroupMember, "give_up", lambda member: None)
+    outcome = run(scenario, watch=watch)
+    assert {violation.guarantee for violation in outcome.violations} == {"L1", "L2"}, outcome.violations

@@ -138,17 +138,17 @@ class ProcessClock:
     """The clock of one process: it runs at its own speed, and nobody set it."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
+        self.process = process
         self._simulation = process.world.simulation
 
     def monotonic(self) -> float:
-        return 1000.0 + self._process.clock_offset + self._simulation.now * self._process.clock_rate
+        return 1000.0 + self.process.clock_offset + self._simulation.now * self.process.clock_rate
 
     def time(self) -> float:
-        return 1_600_000_000.0 + 60 * self._process.clock_offset + self._simulation.now * self._process.clock_rate
+        return 1_600_000_000.0 + 60 * self.process.clock_offset + self._simulation.now * self.process.clock_rate
 
     def wait(self, event: Any, timeout: float) -> bool:
-        return bool(event.wait(None if timeout == float("inf") else max(0.0, timeout) / self._process.clock_rate))
+        return bool(event.wait(None if timeout == float("inf") else max(0.0, timeout) / self.process.clock_rate))
 
 
 class World:
