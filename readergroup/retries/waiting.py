@@ -187,7 +187,9 @@ class Diverting:
             if outcome is Outcome.STORED or source.cell.stored == value:
                 source.number += 1
                 return True
-            source = None  # another owner, or `forget_sources`
+            # Another owner, or `forget_sources`. The cell now has that value, and would store the next event behind it.
+            source = None
+            del self._sources[key]
 
     def _take_over(self, log: DelayLog, pointer: EventPointer, token: int, backoff: Backoff) -> _Source | None:
         backoff.retry(partial(self._store.create, log.segment))
