@@ -1202,6 +1202,23 @@ class SegmentStoreConformance:
         assert store.read("s", 0, 100) == b"0123456789" * 6
         assert store.attributes("s") == {"other": b"stays", "often": b"59"}
 
+    def test_attributes_that_are_written_with_data_outlive_the_data(self, store: SegmentStore) -> None:
+        """A store may keep them beside the data. Then truncating or sealing it must leave them."""
+        _segment(store)
+        for number in range(5):
+            change = AttributeChange(b"%d" % (number - 1) if number else None, b"%d" % number)
+            assert store.append("s", b"data", attributes={"a": change}) == Appended(4 * number, 4 * number + 4)
+            store.truncate("s", 4 * number + 2)
+            assert store.attributes("s") == {"a": b"%d" % number}
+        assert store.append("s", b"", attributes={"b": AttributeChange(None, b"1")}) == Appended(20, 20)
+        store.truncate("s", 20)
+        wrong = AttributeChange(b"3", b"lost")
+        assert store.append("s", b"data", attributes={"a": wrong}) == Conflict(20, b"", {"a": b"4"})
+        assert store.append("s", b"data", attributes={"a": AttributeChange(b"4", None)}) == Appended(20, 24)
+        assert store.append("s", b"data", attributes={"a": AttributeChange(None, b"new")}) == Appended(24, 28)
+        store.seal("s")
+        assert store.attributes("s") == {"a": b"new", "b": b"1"}
+
     # append together
 
     def test_appends_to_several_segments_are_made_in_one_step(self, store: SegmentStore) -> None:

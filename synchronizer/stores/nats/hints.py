@@ -40,6 +40,7 @@ class _Known:
         self.changes = 0
         self.starts: list[MessageStart] = []
         self.values: OrderedDict[str, AttributeValue] = OrderedDict()
+        self.written: OrderedDict[str, None] = OrderedDict()
 
 
 class Hints:
@@ -95,13 +96,29 @@ class Hints:
         known = self._known.get(segment)
         return None if known is None else known.values.get(attribute)
 
-    def see_value(self, segment: str, attribute: str, value: AttributeValue) -> None:
+    def see_value(self, segment: str, attribute: str, value: AttributeValue | None) -> None:
+        """Remember the value of the attribute; None if it is not known, or the head carries it."""
         with self._lock:
             values = self._of(segment).values
-            values[attribute] = value
-            values.move_to_end(attribute)
+            values.pop(attribute, None)
+            if value is not None:
+                values[attribute] = value
             if len(values) > _MAX_VALUES:
                 values.popitem(last=False)
+
+    def was_written(self, segment: str, attribute: str) -> bool:
+        """Return whether this process has changed the attribute last in an append of data."""
+        known = self._known.get(segment)
+        return known is not None and attribute in known.written
+
+    def see_written(self, segment: str, attribute: str, *, with_data: bool) -> None:
+        with self._lock:
+            written = self._of(segment).written
+            written.pop(attribute, None)
+            if with_data:
+                written[attribute] = None
+            if len(written) > _MAX_VALUES:
+                written.popitem(last=False)
 
     def note_start(self, segment: str, start: MessageStart) -> None:
         with self._lock:

@@ -26,9 +26,11 @@ from .wire import (
     Head,
     Stored,
     Subjects,
+    carried_in,
     changes_of,
     directly_stored,
     head_of,
+    is_carried,
     name_in,
     number_in,
     request,
@@ -62,6 +64,13 @@ class Snapshot(NamedTuple):
     """The attributes at one moment, with removed ones (None) as far as they are still stored."""
 
     values: Mapping[str, AttributeValue]
+    #: Those whose values are from the head of that moment.
+    carried: Collection[str] = ()
+
+    def under(self, carried: Mapping[str, bytes]) -> Snapshot:
+        """Return the attributes with the values that a head carries."""
+        over = {name: AttributeValue(value, 0) for name, value in carried.items()}
+        return Snapshot({**self.values, **over}, carried)
 
     def value(self, name: str) -> AttributeValue:
         return self.values.get(name, AttributeValue(None, 0))
@@ -72,6 +81,14 @@ class Listing(NamedTuple):
 
     messages: Mapping[str, int]
     last_sequence: int
+
+
+class _Moment(NamedTuple):
+    """Messages of attributes at one moment, with the newest change and, if it was asked for, the segment's head."""
+
+    changes: int
+    head: Head | None
+    messages: Sequence[Stored]
 
 
 class _TooManySubjects(Exception):
@@ -395,42 +412,67 @@ class NatsReader:
 
         If the subjects were listed, the moment must not be later than the list: a later change may have added some.
         """
-        changes = self._subjects.changes(segment)
+        known = self._hints.head(segment)
+        found = self._messages_of_a_moment(segment, subjects, past, listed_to, with_head=bool(known and known.carried))
+        if found is not None and found.head is None and any(map(is_carried, found.messages)):
+            found = self._messages_of_a_moment(segment, subjects, past, listed_to, with_head=True)
+        if found is None:
+            return None
+        self._hints.see_changes(segment, found.changes)
+        carried = {} if found.head is None else carried_in(found.head)
+        values = {}
+        for message in found.messages:
+            name = name_in(message.subject, message.headers)
+            value = carried.get(name) if is_carried(message) else value_of(message)
+            values[name] = AttributeValue(value, message.sequence)
+        return Snapshot(values, carried)
+
+    def _messages_of_a_moment(
+        self, segment: str, subjects: Collection[str], past: Deadline, listed_to: int | None, *, with_head: bool
+    ) -> _Moment | None:
+        changes, data = self._subjects.changes(segment), self._subjects.data(segment)
+        always = [changes, data] if with_head else [changes]
         asked = [
-            Outgoing(self._api.direct_get, request(multi_last=[changes, *group]), None, True, True)
+            Outgoing(self._api.direct_get, request(multi_last=[*always, *group]), None, True, True)
             for group in _groups(subjects, self._connection.max_payload // 2)
         ]
-        (last, *_), *groups = self._connection.ask_all([self._last(changes), *asked])
-        leaders = self._changes_in(segment, last, past)
+        answers = self._connection.ask_all([*map(self._last, always), *asked])
+        leaders = self._changes_in(segment, answers[0][0], past)
         if leaders is None:
             return None  # the leader's answer is old
+        newest = {changes: leaders.sequence}
+        if with_head:
+            head = self._head_in(answers[1][0])
+            if head is None or self._is_of_the_past(segment, head) or head.is_part:
+                self.head(segment)  # waits, removes what is torn, or raises
+                return None
+            newest[data] = head.sequence
         moments = set()
         messages: list[Stored] = []
-        for answers in groups:
-            if answers[-1].status == _TOO_MANY:
+        for group in answers[len(always) :]:
+            if group[-1].status == _TOO_MANY:
                 raise _TooManySubjects
-            found = _messages(answers)
-            if not found or len(found) != number_in(answers[0].headers, "Nats-Num-Pending") + 1:
+            found = {message.subject: message for message in _messages(group)}
+            if not found or len(found) != number_in(group[0].headers, "Nats-Num-Pending") + 1:
                 return None  # a value was replaced while the server gathered them
-            seen = next((message for message in found if message.subject == changes), None)
-            if seen is None or seen.sequence < leaders.sequence:
+            if any(name not in found or found[name].sequence < sequence for name, sequence in newest.items()):
                 return None  # the replica is behind
+            seen = found.pop(changes)
             end = seen.sequence + (changes_of(seen) or 1) - 1
-            if number_in(answers[-1].headers, "Nats-UpTo-Sequence") < end:
+            if number_in(group[-1].headers, "Nats-UpTo-Sequence") < end:
                 return None  # in the middle of a change of several attributes
             if listed_to is not None and listed_to < end:
                 return None
-            moments.add(seen.sequence)
-            messages += (message for message in found if message is not seen)
+            stored_data = found.pop(data, None)
+            head = None if stored_data is None else head_of(stored_data.sequence, stored_data.headers)
+            if head is not None and head.is_part:
+                return None
+            moments.add((seen.sequence, head))
+            messages += found.values()
         if len(moments) != 1:
             return None
-        self._hints.see_changes(segment, *moments)
-        return Snapshot(
-            {
-                name_in(message.subject, message.headers): AttributeValue(value_of(message), message.sequence)
-                for message in messages
-            }
-        )
+        ((sequence, head),) = moments
+        return _Moment(sequence, head, messages)
 
     def _changes_in(self, segment: str, answer: Answer, past: Deadline) -> Stored | None:
         """Return the leader's message of the newest change; None if this process has seen a newer one."""

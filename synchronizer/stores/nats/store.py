@@ -9,6 +9,7 @@ states that in the address.
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -77,6 +78,7 @@ from .waiting import NatsWaiters
 from .wire import (
     ATTRIBUTE,
     BATCH_ID,
+    CARRIED,
     DELETED,
     EXPECTED,
     EXPECTED_OF,
@@ -91,6 +93,8 @@ from .wire import (
     SET,
     Head,
     Subjects,
+    carried_in,
+    carrying,
     head_header,
     name_header,
     request,
@@ -102,13 +106,22 @@ _logger = get_logger(__name__)
 #: Up to this size, data is in the message with the head. Larger data goes into parts before it: heads must stay small.
 _MAX_INLINE_BYTES: Final = 64 * 1024 + 2048
 _MAX_PART_BYTES: Final = 256 * 1024
-#: The most that headers and subject add to the data of a message.
+#: The most that headers and subject add to the data of a message, apart from what its head carries.
 _HEADER_BYTES: Final = 1024
+#: The most that a head carries: attributes, bytes of one of them, and of all. Each append stores them again.
+_MAX_CARRIED: Final = 16
+_MAX_ENTRY_BYTES: Final = 192
+_MAX_CARRIED_BYTES: Final = 768
 
 #: One purge deletes about this much: meanwhile the server does nothing else, 40 ms for 27 MB. It rewrites a block of
 #: 8 MB that has lost half of its data, which takes some 30 ms; a larger purge of one of several segments that share
 #: blocks rewrites several.
 _PURGE_BYTES: Final = 512 * 1024
+
+#: Threads of a process that append to one segment take turns, because one at a time can succeed. These are so many
+#: locks. A thread that waits for longer, as for one whose answer was lost, goes on without its turn.
+_TURNS: Final = 64
+_TURN_SECONDS: Final = 1.0
 
 #: How many segments one round of requests asks for, at most.
 _AT_ONCE: Final = 250
@@ -168,7 +181,9 @@ class NatsStore(SegmentStore):
         replicas = JetStream(self._connection, self._subjects, self.url, address.timeout_seconds).open(
             address.replicas, address.max_bytes, must_exist
         )
-        self._part_bytes = max(1, min(_MAX_PART_BYTES, self._connection.max_payload - _HEADER_BYTES))
+        self._part_bytes = max(
+            1, min(_MAX_PART_BYTES, self._connection.max_payload - _HEADER_BYTES - _MAX_CARRIED_BYTES)
+        )
         self.guarantees = Guarantees(
             durable=address.is_durable,
             linearizable_append=True,
@@ -180,9 +195,12 @@ class NatsStore(SegmentStore):
             atomic_multi_append=True,
             atomic_multi_create=True,
             fair_lock=True,
-            largest_append=min(MAX_APPEND_BYTES, self._part_bytes * (MAX_BATCH - MAX_ATTRIBUTE_CHANGES - 10)),
+            largest_append=min(
+                MAX_APPEND_BYTES, self._part_bytes * (MAX_BATCH - MAX_ATTRIBUTE_CHANGES - _MAX_CARRIED - 10)
+            ),
         )
         self._hints = Hints()
+        self._turns = [threading.RLock() for _ in range(_TURNS)]
         self._reader = NatsReader(self._connection, self._subjects, self._hints, address.timeout_seconds, replicas > 1)
         self._waiters = NatsWaiters(self._connection, self._subjects, self._hints, self._reader.heads, clock)
         self._fair_lock = TicketLock(self._connection, address.stream, clock)
@@ -394,7 +412,7 @@ class NatsStore(SegmentStore):
         raise self._contended(segment)
 
     def _try_truncate(self, segment: str, head: Head, offset: int, first: int) -> bool:
-        header = head_header(head.length, head.length, offset, head.status)
+        header = head_header(head.length, head.length, offset, head.status, head.carried)
         message = _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **header})
         try:
             sequence = self._store_repeatable([message])
@@ -403,7 +421,7 @@ class NatsStore(SegmentStore):
             self._purge(self._subjects.data(segment), first)
             sequence = self._store_repeatable([message])
         if sequence is not None:
-            self._see(segment, Head(sequence, head.length, head.length, offset, head.status))
+            self._see(segment, Head(sequence, head.length, head.length, offset, head.status, head.carried))
         return sequence is not None
 
     def seal(self, segment: str) -> SegmentInfo:
@@ -413,7 +431,7 @@ class NatsStore(SegmentStore):
             head = self._reader.head(segment)
             if head.is_sealed:
                 return _info(segment, head)
-            header = head_header(head.length, head.length, head.start_offset, SEALED)
+            header = head_header(head.length, head.length, head.start_offset, SEALED, head.carried)
             sequence = self._store_repeatable(
                 [
                     _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **header}),
@@ -421,7 +439,7 @@ class NatsStore(SegmentStore):
                 ]
             )
             if sequence is not None:
-                head = Head(sequence - 1, head.length, head.length, head.start_offset, SEALED)
+                head = Head(sequence - 1, head.length, head.length, head.start_offset, SEALED, head.carried)
                 self._see(segment, head)
                 return _info(segment, head)
         raise self._contended(segment)
@@ -447,6 +465,21 @@ class NatsStore(SegmentStore):
 
     def _append(self, parts: Sequence[Append]) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
         self._check_size(parts)
+        turn = self._turns[hash(parts[0].segment) % len(self._turns)]
+        try:
+            if any(part.data for part in parts):
+                turn.acquire(timeout=_TURN_SECONDS)
+            return self._append_in_turn(parts)
+        finally:
+            # No call stands before the release, so no interrupt comes. It raises if this thread did not acquire it.
+            try:  # noqa: SIM105  which would be a call
+                turn.release()
+            except RuntimeError:
+                pass
+
+    def _append_in_turn(
+        self, parts: Sequence[Append]
+    ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
         for attempt in self._attempts(parts[0].segment):
             plans: list[_Plan] = []
             conflicts: dict[str, Conflict] = {}
@@ -454,10 +487,12 @@ class NatsStore(SegmentStore):
                 plan = self._plan(part, is_fresh=attempt > 0)
                 if isinstance(plan, Conflict):
                     conflicts[part.segment] = plan
-                else:
+                elif plan is not None:
                     plans.append(plan)
             if conflicts:
                 return conflicts
+            if len(plans) < len(parts):
+                continue
             messages = self._messages(plans)
             try:
                 sequence = self._store(messages)
@@ -469,8 +504,11 @@ class NatsStore(SegmentStore):
                 return self._appended(plans, messages, sequence)
         raise self._contended(parts[0].segment)
 
-    def _plan(self, part: Append, *, is_fresh: bool) -> _Plan | Conflict:
-        """Return what to append where, or the conflict. Uses the hints unless ``is_fresh``, as after a lost race."""
+    def _plan(self, part: Append, *, is_fresh: bool) -> _Plan | Conflict | None:
+        """Return what to append where, or the conflict; None if the segment changes meanwhile.
+
+        Uses the hints unless ``is_fresh``, as after a lost race.
+        """
         if not is_fresh:
             plan = self._plan_by_hints(part)
             if plan is not None:
@@ -480,12 +518,16 @@ class NatsStore(SegmentStore):
         if head.is_sealed:
             raise sealed(segment, head.length)
         present = self._reader.attributes(segment, part.attributes) if part.attributes else Snapshot({})
+        carried = carried_in(head)
         for name in part.attributes:
-            self._hints.see_value(segment, name, present.value(name))
+            self._hints.see_value(segment, name, None if name in present.carried else present.value(name))
+        if any(name in present.carried and name not in carried for name in part.attributes):
+            return None
+        present = present.under(carried)
         if part.expected_offset not in (None, head.length) or not _are_as_expected(part, present):
             attributes = {name: present.value(name).value for name in part.attributes}
             return Conflict(head.length, delta, attributes)
-        return _Plan(part, head, self._life(part, None), present)
+        return self._planned(part, head, None, present)
 
     def _plan_by_hints(self, part: Append) -> _Plan | None:
         """Plan without asking the server; return None if the hints are not enough or suggest a conflict."""
@@ -493,17 +535,52 @@ class NatsStore(SegmentStore):
         if head is None or part.expected_offset not in (None, head.length) or head.status != OPEN:
             return None
         values = {}
+        carried = carried_in(head)
         for name, change in part.attributes.items():
+            if name in carried:
+                continue
             value = self._hints.value(part.segment, name)
             if value is None and change.expected is None:
                 value = AttributeValue(None, 0)  # most likely the attribute never existed
             if value is None:
                 return None
             values[name] = value
-        present = Snapshot(values)
+        present = Snapshot(values).under(carried)
         if not _are_as_expected(part, present):
             return None
-        return _Plan(part, head, self._life(part, self._hints.life(part.segment)), present)
+        return self._planned(part, head, self._hints.life(part.segment), present)
+
+    def _planned(self, part: Append, head: Head, life: int | None, present: Snapshot) -> _Plan:
+        """Return the plan, which says where the values will be.
+
+        The head carries the attributes that one process changes with append after append of data, as a writer does.
+        """
+        carried = {name: present.value(name).value or b"" for name in present.carried}
+        moved: dict[str, tuple[str, bytes]] = {}
+        for name, change in part.attributes.items():
+            was_carried = carried.pop(name, None) is not None
+            is_new = present.value(name).value is None
+            if change.new is None:
+                if not was_carried:
+                    moved[name] = (REMOVED, b"")
+            elif (
+                part.data
+                and (was_carried or is_new or self._hints.was_written(part.segment, name))
+                and len(carrying({name: change.new})) <= _MAX_ENTRY_BYTES
+            ):
+                carried[name] = change.new
+                if not was_carried:
+                    moved[name] = (CARRIED, b"")
+            else:
+                moved[name] = (SET, change.new)
+        while len(carried) > _MAX_CARRIED or len(carrying(carried)) > _MAX_CARRIED_BYTES:
+            # Not the one that was changed longest ago: the writers of a segment take turns.
+            name = [*carried][head.sequence % len(carried)]
+            moved[name] = (SET, carried.pop(name))
+        is_in_data = bool(part.data) or any(name in present.carried for name in part.attributes)
+        return _Plan(
+            part, head, 0 if is_in_data else self._life(part, life), present, carrying(carried), moved, is_in_data
+        )
 
     def _head_and_delta(self, part: Append) -> tuple[Head, bytes]:
         if part.expected_offset is None:
@@ -521,9 +598,9 @@ class NatsStore(SegmentStore):
         messages: list[_Message] = []
         changes: list[_Message] = []
         for plan in plans:
-            if plan.part.data:
+            if plan.is_in_data:
                 messages += self._data_messages(plan)
-            if plan.part.attributes or not plan.part.data:
+            if plan.moved or not plan.is_in_data:
                 changes += self._attribute_messages(plan)
         for index, message in enumerate(changes):
             messages.append(message.counting(len(changes) - index) if GROUP in message.headers else message)
@@ -536,7 +613,8 @@ class NatsStore(SegmentStore):
         length = head.length + len(data)
         expected: Mapping[str, str] = {EXPECTED: str(head.sequence)}
         if len(data) <= min(_MAX_INLINE_BYTES, self._part_bytes):
-            yield _Message(subject, data, {**expected, **head_header(head.length, length, head.start_offset, OPEN)})
+            header = head_header(head.length, length, head.start_offset, OPEN, plan.carried)
+            yield _Message(subject, data, {**expected, **header})
             return
         view = memoryview(data)
         for first in range(0, len(data), self._part_bytes):
@@ -544,24 +622,26 @@ class NatsStore(SegmentStore):
             header = head_header(head.length + first, length, head.start_offset, PART)
             yield _Message(subject, part, {**expected, **header})
             expected = {}
-        yield _Message(subject, b"", head_header(length, length, head.start_offset, OPEN))
+        yield _Message(subject, b"", head_header(length, length, head.start_offset, OPEN, plan.carried))
 
     def _attribute_messages(self, plan: _Plan) -> Iterator[_Message]:
         segment = plan.part.segment
         condition: Mapping[str, str] = {}
         if plan.life:
             condition = {EXPECTED: str(plan.life), EXPECTED_OF: self._subjects.name(segment)}
-        elif not plan.part.data:
+        elif not plan.is_in_data:
             condition = {EXPECTED: str(plan.head.sequence), EXPECTED_OF: self._subjects.data(segment)}
         yield _Message(self._subjects.changes(segment), b"", {**condition, GROUP: "", **ROLLUP})
-        for name, change in plan.part.attributes.items():
-            expected = {EXPECTED: str(plan.present.value(name).sequence)}
-            kind = {ATTRIBUTE: REMOVED if change.new is None else SET}
+        for name, (kind, value) in plan.moved.items():
+            before = plan.present.value(name)
+            is_carried = name in plan.present.carried  # changes of it change the head, which is compared
+            expected = {} if is_carried else {EXPECTED: str(before.sequence)}
+            restored = (CARRIED, b"") if is_carried else before.value if before.value is None else (SET, before.value)
             yield _Message(
                 self._subjects.attribute(segment, name),
-                change.new or b"",
-                {**expected, **kind, **name_header(name), **ROLLUP},
-                plan.present.value(name).value,
+                value,
+                {**expected, ATTRIBUTE: kind, **name_header(name), **ROLLUP},
+                restored,
             )
 
     def _appended(self, plans: Sequence[_Plan], messages: Sequence[_Message], last: int) -> tuple[Appended, ...]:
@@ -571,14 +651,19 @@ class NatsStore(SegmentStore):
         for plan in plans:
             segment, data = plan.part.segment, plan.part.data
             length = plan.head.length + len(data)
-            if data:
+            if plan.is_in_data:
                 sequence = sequences[self._subjects.data(segment)]
-                self._see(segment, Head(sequence, plan.head.length, length, plan.head.start_offset, OPEN))
+                self._see(segment, Head(sequence, plan.head.length, length, plan.head.start_offset, OPEN, plan.carried))
             self._hints.see_changes(segment, sequences.get(self._subjects.changes(segment), 0))
             for name, change in plan.part.attributes.items():
+                self._hints.see_written(segment, name, with_data=bool(data))
+                if change.new is None and name in plan.present.carried:
+                    self._purge_unheard(self._subjects.attribute(segment, name), sequence)
+            for name, (kind, value) in plan.moved.items():
                 subject = self._subjects.attribute(segment, name)
-                self._hints.see_value(segment, name, AttributeValue(change.new, sequences[subject]))
-                if change.new is None:
+                known = AttributeValue(None if kind == REMOVED else value, sequences[subject])
+                self._hints.see_value(segment, name, None if kind == CARRIED else known)
+                if kind == REMOVED:
                     self._purge_unheard(subject, sequences[subject] + 1)
             results.append(Appended(plan.head.length, length))
         return tuple(results)
@@ -587,7 +672,7 @@ class NatsStore(SegmentStore):
         size = messages = 0
         for part in parts:
             size += len(part.data)
-            messages += len(part.data) // self._part_bytes + 3 + len(part.attributes)
+            messages += len(part.data) // self._part_bytes + 3 + len(part.attributes) + _MAX_CARRIED
             for name, change in part.attributes.items():
                 self._check_value(name, change)
         if size > self.guarantees.largest_append or messages > MAX_BATCH:
@@ -640,8 +725,8 @@ class NatsStore(SegmentStore):
         self._reader.undo(batch_id, dict.fromkeys(message.subject for message in reversed(messages)))
         for message in messages:
             if message.before is not None:
-                headers = {**message.headers, ATTRIBUTE: SET, EXPECTED: "0"}
-                self._store([_Message(message.subject, message.before, headers)])
+                kind, value = message.before
+                self._store([_Message(message.subject, value, {**message.headers, ATTRIBUTE: kind, EXPECTED: "0"})])
 
     def _store_repeatable(self, messages: Sequence[_Message]) -> int | None:
         """Do `_store` for messages that may be stored twice: an unknown outcome is a `StoreUnavailableError` too."""
@@ -727,7 +812,7 @@ class _Message(NamedTuple):
     subject: str
     data: bytes
     headers: Mapping[str, str] = {}
-    before: bytes | None = None  # the value that it replaces
+    before: tuple[str, bytes] | None = None  # the kind and the value that it replaces
 
     def counting(self, messages: int) -> _Message:
         """Return the message with the number of messages from it to the end of the batch."""
@@ -741,6 +826,10 @@ class _Plan(NamedTuple):
     head: Head
     life: int
     present: Snapshot
+    carried: str = ""  # by the head that follows
+    #: What the subjects of attributes will say: the kind and the value of each.
+    moved: Mapping[str, tuple[str, bytes]] = {}
+    is_in_data: bool = True  # whether it stores a new head
 
 
 def _sequences(messages: Sequence[_Message], last: int) -> Mapping[str, int]:

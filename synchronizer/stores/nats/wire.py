@@ -6,9 +6,11 @@ For a stream ``S`` and a segment's name as a token ``T`` (`token`):
   the state of the segment after it (`Head`). So the last message on the subject is the whole state, and a publish that
   expects its sequence is a compare-and-set on the whole segment. A deleted segment leaves one such message. Only that
   of a forgotten segment is purged, so that the sequence to expect starts again at 0; until then the name waits.
-- ``S.a.T.A`` holds the value of the attribute ``A``. Each message replaces the one before.
-- ``S.g.T`` is the first message of every change of attributes, so that a reader can check that all its values are of
-  one moment.
+- ``S.a.T.A`` holds the value of the attribute ``A``. Each message replaces the one before. If it says that the value is
+  carried, the head holds the value, or the attribute was removed: an append of data that changes only such attributes
+  is a single message.
+- ``S.g.T`` is the first message of every other change of attributes, so that a reader can check that all its values are
+  of one moment.
 - ``S.n.…`` exists as long as the segment, under its name split at the slashes, so that names are found by prefix. It
   changes only when the segment is sealed or deleted: an append of attributes only depends on it, and not on appends.
   The message of a sealed segment is a rollup, that of a deleted one is empty.
@@ -60,6 +62,7 @@ class Head(NamedTuple):
     length: int
     start_offset: int
     status: str
+    carried: str = ""  # attributes with their values, see `carried_in`
 
     @property
     def is_sealed(self) -> bool:
@@ -86,25 +89,45 @@ DELETED: Final = "deleted"
 FORGOTTEN: Final = "forgotten"
 PART: Final = "part"
 _STATUS: Final = f"{OPEN}|{SEALED}|{DELETED}|{FORGOTTEN}|{PART}"
-_HEAD: Final = re.compile(rf"([0-9]{{1,19}}) ([0-9]{{1,19}}) ([0-9]{{1,19}}) ({_STATUS})")
+_HEAD: Final = re.compile(rf"([0-9]{{1,19}}) ([0-9]{{1,19}}) ([0-9]{{1,19}}) ({_STATUS})(?: ([!-~][ -~]*))?")
 _COUNT: Final = re.compile(r"[0-9]{1,9}")
 _SEQUENCE: Final = re.compile(r"[0-9]{1,19}")
 
 REMOVED: Final = "removed"
 SET: Final = "set"
+CARRIED: Final = "carried"
 
 
-def head_header(offset: int, length: int, start_offset: int, status: str) -> dict[str, str]:
-    return {HEAD: f"{offset} {length} {start_offset} {status}"}
+def head_header(offset: int, length: int, start_offset: int, status: str, carried: str = "") -> dict[str, str]:
+    return {HEAD: f"{offset} {length} {start_offset} {status}{carried and ' '}{carried}"}
 
 
 def head_of(sequence: int, headers: Headers) -> Head:
     found = _HEAD.fullmatch(headers.get(HEAD, ""))
     if found is not None:
-        head = Head(sequence, int(found[1]), int(found[2]), int(found[3]), found[4])
+        head = Head(sequence, int(found[1]), int(found[2]), int(found[3]), found[4], found[5] or "")
         if head.offset <= head.length and head.start_offset <= head.length:
             return head
     raise _damaged("a message has no valid state of its segment", sequence=sequence, headers=dict(headers))
+
+
+def carried_in(head: Head) -> dict[str, bytes]:
+    """Return the values of the attributes that the head carries, in the order in which they were changed last."""
+    values = {}
+    for entry in head.carried.split():
+        name, is_value, value = entry.partition("=")
+        try:
+            values[unquote(name, errors="strict")] = base64.b64decode(value, validate=True)
+        except ValueError as error:
+            raise _damaged("a head carries a value that cannot be read", sequence=head.sequence) from error
+        if not name or not is_value:
+            raise _damaged("a head carries an attribute without a name or a value", sequence=head.sequence)
+    return values
+
+
+def carrying(values: Mapping[str, bytes]) -> str:
+    """Return what `carried_in` reads."""
+    return " ".join(f"{_quoted(name)}={base64.b64encode(value).decode()}" for name, value in values.items())
 
 
 def changes_of(message: Stored) -> int | None:
@@ -115,6 +138,11 @@ def changes_of(message: Stored) -> int | None:
     if not _COUNT.fullmatch(number):
         raise _damaged("a message has no valid count of changed attributes", of=message)
     return int(number)
+
+
+def is_carried(message: Stored) -> bool:
+    """Return whether the head of the segment holds the attribute's value, and not this message."""
+    return message.headers.get(ATTRIBUTE) == CARRIED
 
 
 def value_of(message: Stored) -> bytes | None:

@@ -190,6 +190,13 @@ def _number(value: object) -> object:
         return value
 
 
+class KeepsAttributesInTheLastAppend(Wrong):
+    def truncate(self, segment: str, offset: int) -> None:
+        super().truncate(segment, offset)
+        if offset == self.info(segment).length:
+            super().append(segment, b"", attributes=dict.fromkeys(self.attributes(segment), AttributeChange(ANY, None)))
+
+
 class SealsData(Wrong):
     """An append that changes attributes only is still taken."""
 
@@ -483,6 +490,7 @@ FOUND: Sequence[tuple[type[Wrong], Callable[..., None]]] = [
     (WritesLargeAppendsInParts, Suite.test_a_large_append_is_seen_whole_or_not_at_all),
     (TakesEmptyAttributesForAbsentOnes, Suite.test_an_empty_attribute_is_not_an_absent_one),
     (ComparesValuesAsNumbers, Suite.test_values_are_compared_byte_by_byte),
+    (KeepsAttributesInTheLastAppend, Suite.test_attributes_that_are_written_with_data_outlive_the_data),
     (SealsData, Suite.test_a_sealed_segment_refuses_every_append),
     (ConflictsBeforeItSaysSealed, Suite.test_a_sealed_segment_refuses_every_append),
     (ListsByPattern, Suite.test_only_names_with_the_prefix_are_listed),

@@ -30,6 +30,7 @@ from tests.waiting import until
 
 SEEDS = range(8)
 HEADS = ["", " ", "open", "0 0 0 open", "0 3 5 open", "9 3 0 open", "-1 3 0 open", "0 3 0", "0 3 0 shut"]
+HEADS += ["0 3 0 open a=AQ==", "0 3 0 open a=!", "0 3 0 open =AQ==", "0 3 0 open a"]
 HEADS += [f"0 3 0 {mark}" for mark in (wire.SEALED, wire.DELETED)]
 VALUES = [each.encode() for each in (*HEADS, wire.SET, wire.DELETED, "1e3", "NaN", "\N{SUPERSCRIPT TWO}", "9" * 5000)]
 VALUES += [b"\xff\xfe"]
@@ -59,6 +60,7 @@ def damaged(rng: random.Random, block: bytes) -> bytes:
 def blocks() -> list[bytes]:
     headers = [
         wire.head_header(0, 3, 0, wire.OPEN),
+        wire.head_header(0, 3, 0, wire.OPEN, wire.carrying({"a/1": b"value", "b": b""})),
         {wire.GROUP: "2", "Nats-Sequence": "7", "Nats-Subject": "s.g.x"},
         {wire.ATTRIBUTE: wire.SET, wire.NAME: "%61", "Nats-Sequence": "7", "Nats-Subject": "s.a.x.~0"},
         {"Nats-Num-Pending": "1", "Nats-UpTo-Sequence": "9", "Nats-Sequence": "7", "Nats-Subject": "s.d.x"},
@@ -71,7 +73,7 @@ def blocks() -> list[bytes]:
 def readings(headers: Mapping[str, str], data: bytes) -> list[Callable[[], object]]:
     message = wire.Stored(headers.get("Nats-Subject", "s.a.x.~0"), 7, headers, data)
     return [
-        lambda: wire.head_of(7, headers),
+        lambda: wire.carried_in(wire.head_of(7, headers)),
         lambda: wire.changes_of(message),
         lambda: wire.value_of(message),
         lambda: wire.name_in(message.subject, headers),

@@ -332,6 +332,51 @@ def test_a_server_that_cannot_write_its_folder_is_named_after_a_while(tmp_path: 
             open_store(server.url + "?stream=second")
 
 
+# Threads
+
+
+def test_threads_that_append_to_one_segment_take_turns(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without, each refused append would cost two round trips, and an atomic batch several flushes."""
+    refused: list[object] = []
+    store_all = NatsStore._store
+
+    def count(store: NatsStore, messages: Any, **options: Any) -> int | None:
+        sequence = store_all(store, messages, **options)
+        if sequence is None:
+            refused.append(messages)
+        return sequence
+
+    with NatsStore(nats_url) as store, ThreadPoolExecutor(8) as threads:
+        store.create("s")
+        monkeypatch.setattr(NatsStore, "_store", count)
+        list(threads.map(lambda number: store.append("s", b"%03d" % number), range(200)))
+        assert store.info("s").length == 600
+    assert not refused
+
+
+def test_a_thread_that_gets_no_answer_does_not_hold_up_the_others_for_as_long(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_TURN_SECONDS", 0.1)
+    hangs, goes_on = threading.Event(), threading.Event()
+    store_all = NatsStore._store
+
+    def hang(store: NatsStore, messages: Any, **options: Any) -> int | None:
+        if messages[0].data == b"hangs":
+            hangs.set()
+            assert goes_on.wait(LONG)
+        return store_all(store, messages, **options)
+
+    with NatsStore(nats_url) as store, ThreadPoolExecutor(1) as threads:
+        store.create("s")
+        monkeypatch.setattr(NatsStore, "_store", hang)
+        hanging = threads.submit(store.append, "s", b"hangs")
+        assert hangs.wait(LONG)
+        assert store.append("s", b"other") == Appended(0, 5)
+        goes_on.set()
+        assert hanging.result(LONG) == Appended(5, 10)
+
+
 # Sizes
 
 
@@ -535,12 +580,14 @@ def test_f24_an_attribute_takes_one_message_however_often_it_changes(nats_url: s
 
     with open_store(nats_url) as store:
         store.create("s")
-        store.append("s", b"data", attributes={"a": AttributeChange(None, b"0")})
-        before = asyncio.run(messages())
-        for number in range(40):
-            change = AttributeChange(b"%d" % number, b"%d" % (number + 1))
-            assert isinstance(store.append("s", b"", attributes={"a": change}), Appended)
-        assert asyncio.run(messages()) == before
+        for data in (b"", b"data"):
+            number = int(store.attributes("s").get("a", b"0"))
+            store.append("s", data, attributes={"a": AttributeChange(b"%d" % number if number else None, b"1")})
+            before = asyncio.run(messages())
+            for number in range(1, 41):
+                change = AttributeChange(b"%d" % number, b"%d" % (number + 1))
+                assert isinstance(store.append("s", data, attributes={"a": change}), Appended)
+            assert asyncio.run(messages()) == before + 40 * bool(data)
 
 
 @pytest.mark.parametrize("lands", [True, False])
