@@ -22,7 +22,9 @@ from .hints import AttributeValue, Hints, MessageStart
 from .rights import Api
 from .wire import (
     BATCH_ID,
+    OPEN,
     ROLLUP,
+    SEALED,
     Head,
     Stored,
     Subjects,
@@ -241,6 +243,10 @@ class NatsReader:
 
     def starts(self, segments: Sequence[str], max_bytes: int) -> Mapping[str, SegmentStart]:
         """Return the first bytes of these segments. Leave out each that takes more than one answer of the server."""
+        found = {} if self._is_replicated else self._starts_in_heads(segments, max_bytes)
+        segments = [name for name in segments if name not in found]
+        if not segments:
+            return found
         answers = self._connection.ask_all(
             [
                 request
@@ -248,7 +254,6 @@ class NatsReader:
                 for request in (self._last(self._subjects.data(name)), self._next(name, 1, max_bytes))
             ]
         )
-        found: dict[str, SegmentStart] = {}
         for name, (last, *_), messages in zip(segments, answers[::2], answers[1::2], strict=True):
             head = self._head_in(last)
             if head is None or head.is_part or head.is_deleted or self._is_of_the_past(name, head):
@@ -257,6 +262,21 @@ class NatsReader:
             data = _joined(_messages(messages), start, min(head.length, start + max_bytes))
             if data is not None:
                 found[name] = SegmentStart(start, data)
+        return found
+
+    def _starts_in_heads(self, segments: Sequence[str], max_bytes: int) -> dict[str, SegmentStart]:
+        """Return the first bytes of those segments that are in one message, as the only server has it."""
+        names = {self._subjects.data(name): name for name in segments}
+        asked = [
+            Outgoing(self._api.direct_get, request(multi_last=group), None, True, True)
+            for group in _groups(names, self._connection.max_payload // 2)
+        ]
+        found: dict[str, SegmentStart] = {}
+        for answers in self._connection.ask_all(asked):
+            for message in _messages(answers):
+                name, head = names[message.subject], head_of(message.sequence, message.headers)
+                if head.status in (OPEN, SEALED) and head.offset == head.start_offset:
+                    found[name] = SegmentStart(head.start_offset, message.data[:max_bytes])
         return found
 
     def first_sequence(self, segment: str) -> int | None:
