@@ -176,7 +176,12 @@ _INSPECT: Final = """
         EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
             WHERE n.nspname = {channel} AND c.relname = 'store')
 """
-_TO_FREE: Final = "SELECT id FROM {schema}.segment WHERE deleted AND NOT freed LIMIT 100"
+# The old start of the segment comes from the snapshot of the statement, which the function in it does not change.
+_TRUNCATE: Final = (
+    "SELECT t.id, t.length, s.start_offset FROM {schema}.truncate_segment(%s::text, %s::bigint) t"
+    " LEFT JOIN {schema}.segment s ON s.id = t.id"
+)
+_TO_FREE: Final = "SELECT s.id, {length} - s.start_offset FROM {schema}.segment s WHERE deleted AND NOT freed LIMIT 100"
 # Returns whether the deleted segment is gone; else more chunks are left. No process appends to it any more.
 _FORGET: Final = """
     WITH s AS (SELECT id FROM {schema}.segment WHERE name = %(segment)s AND deleted),
@@ -290,8 +295,8 @@ class PostgresStore(SegmentStore):
         ((is_known,),) = self._call("SELECT {schema}.delete_segment(%s::text)", (segment,))
         if not is_known:
             raise checks.not_found(segment)
-        for (segment_id,) in self._call(_TO_FREE, ()):
-            self._free(segment_id)
+        for segment_id, size in self._call(_TO_FREE, ()):
+            self._free(segment_id, size)
 
     def forget(self, segment: str, *, expected_offset: int | None = None) -> None:
         checks.check_forget(segment, expected_offset)
@@ -449,13 +454,11 @@ class PostgresStore(SegmentStore):
     def truncate(self, segment: str, offset: int) -> None:
         checks.check_truncate(segment, offset)
         bounded = max(-1, min(offset, _MAX_OFFSET))
-        ((segment_id, length),) = self._call(
-            "SELECT * FROM {schema}.truncate_segment(%s::text, %s::bigint)", (segment, bounded)
-        )
+        ((segment_id, length, start_offset),) = self._call(_TRUNCATE, (segment, bounded))
         if segment_id is None:
             raise checks.not_found(segment)
         checks.check_within(segment, offset, length)
-        self._free(segment_id)
+        self._free(segment_id, max(0, offset - start_offset))
 
     def seal(self, segment: str) -> SegmentInfo:
         checks.check_name(segment)
@@ -598,15 +601,15 @@ class PostgresStore(SegmentStore):
                 raise checks.not_found(each.source)
             checks.check_copy(each, start_offset, length)
 
-    def _free(self, segment_id: int) -> None:
-        """Delete unused chunks in portions, so that no transaction is long."""
+    def _free(self, segment_id: int, size: int) -> None:
+        """Delete unused chunks, of about ``size`` bytes, in portions, so that no transaction is long."""
         try:
             while self._call("SELECT {schema}.free_chunks(%s::bigint, %s::integer)", (segment_id, _FREE_CHUNKS))[0][0]:
                 pass
         except (StoreUnavailableError, StoreFullError):
             _logger.warning("space was not freed; the next truncation of the segment frees it", exc_info=True)
         else:
-            self._vacuum.run_if_due()
+            self._vacuum.run_if_due(size)
 
     def _names_from(self, prefix: str) -> Iterator[str]:
         last = ""
