@@ -237,6 +237,8 @@ def _shorten_log(synchronizer: StateSynchronizer[StreamState], deadline: Deadlin
     if not synchronizer.was_compacted and synchronizer.bytes_since_compaction <= KEPT_LOG_BYTES:
         return
     try:
-        synchronizer.compact(timeout=deadline.remaining(), keep_last=False)
+        state = synchronizer.fetch_updates(timeout=deadline.remaining())
+        if not state.is_in_use:  # it was not created again while its data was deleted
+            synchronizer.compact(timeout=deadline.remaining(), keep_last=False)
     except ReaderGroupError as error:  # the stream is deleted all the same
         _logger.warning("compaction of %s failed: %s", synchronizer.segment, error)

@@ -23,13 +23,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from notifications.durable import DurableListening
 from readergroup.group import updater
+from readergroup.group.assigned_segments import AssignedSegment
 from readergroup.group.following import GroupFollower
 from readergroup.group.member import GroupMember
 from readergroup.group.model import positions, updates, weights
 from readergroup.group.model.checkpoint import CheckpointState
 from readergroup.group.model.state import ReaderGroupState, SegmentState
 from readergroup.group.model.updates import ConfigureStreams, RemoveReader, ResetStream
-from readergroup.group.progress import Progress
 from readergroup.group.updater import GroupUpdater
 from readergroup.record.recorder import NotificationRecording
 from readergroup.retries.diverting import DelayedEvents
@@ -189,7 +189,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         0,
         frozenset({"S1"}),
         (
-            Words(Progress, "process", "max(assigned.processed, event.next_offset)", "event.next_offset"),
+            Words(AssignedSegment, "process_to", "max(self.processed, offset)", "offset"),
             Words(updates, "_forward", "if offset < found.offset:", "if False:"),
             Words(positions, "current_offsets", " and offset > found.offset", ""),
         ),

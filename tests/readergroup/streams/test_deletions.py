@@ -99,6 +99,28 @@ def test_a_deleted_stream_keeps_a_short_log(
     assert streams(store, clock).exists(NAME)
 
 
+def test_the_history_of_a_stream_that_is_created_again_meanwhile_stays(
+    store: SegmentStore, clock: InstantClock
+) -> None:
+    """Else those who follow it would have to begin anew, although they have seen nearly all of it."""
+    manager = streams(store, clock)
+    create(manager)
+    manager.synchronizer(NAME).compact()
+    slow = FailingStore(store)
+    starts = []
+
+    def create_again(operation: Operation) -> None:
+        if operation.verb == "delete" and operation.segment.startswith("data/"):
+            slow.before = None
+            create(manager)
+            starts.append(store.info(f"stream/{NAME}").start_offset)
+
+    slow.before = create_again
+    streams(slow, clock).delete(NAME)
+    assert manager.exists(NAME)
+    assert [store.info(f"stream/{NAME}").start_offset] == starts
+
+
 def test_wherever_it_died_the_stream_is_there_or_nothing_of_it(clock: InstantClock) -> None:
     for at in count():
         store = open_store("memory://")
