@@ -498,7 +498,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "what waits is stored once",
         "A reader that takes over a segment does not look which of its events wait.",
-        491,
+        2166,
         frozenset({"S3"}),
         (Words(Diverting, "_take_over", "for each in log.all()", "for each in ()"),),
     ),
