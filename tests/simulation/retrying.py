@@ -136,10 +136,9 @@ class _Retrier:
         self._retries.begin(self._process)
         group = self._application.insist(self._found)
         while not self._application.run.over:
-            concurrency = self._rng.choice((1, 1, 4))
-            pool = group.pool(
-                self._handle, readers=self._rng.choice((1, 2)), concurrency=concurrency, retry=self._retry
-            )
+            concurrency, readers = self._rng.choice((1, 1, 4)), self._rng.choice((1, 2))
+            new_pool = partial(group.pool, self._handle, readers=readers, concurrency=concurrency, retry=self._retry)
+            pool = self._application.insist(new_pool)
             self._process.spawn(partial(self._stop_at_end, pool), "stopping")
             try:
                 pool.run(drain_timeout=self._rng.choice((0.1, 5.0)))
