@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from urllib.error import URLError
@@ -119,6 +119,8 @@ class NatsServer:
 
     def pause(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
+        with suppress(ChildProcessError):  # another process has started it
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # its threads stop a moment later
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
