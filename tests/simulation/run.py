@@ -373,7 +373,7 @@ def _measuring_often() -> Iterator[None]:
 
 @contextmanager
 def _closes_noted(auditor: Auditor) -> Iterator[None]:
-    """The auditor knows when a reader begins to leave, whoever closes it: the application, its pool or its client."""
+    """Tell the auditor of each call of `Reader.close`: by the application, a pool or a client."""
     usual = Reader.close
 
     def close(reader: Reader[Any], **options: Any) -> None:

@@ -165,7 +165,7 @@ def test_a_listener_that_is_not_told_of_the_second_end_of_data_is_found(monkeypa
 
 
 def closed_while_the_store_is_away() -> tuple[Scenario, Callable[[Run], None]]:
-    """A reader that stays, and another one whose process closes it in vain and lives on."""
+    """Two readers. One is closed while the store is away, so it cannot leave its group; its process lives on."""
     scenario = Scenario(
         seed=0,
         duration=11.0,

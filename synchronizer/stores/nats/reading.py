@@ -66,8 +66,8 @@ class Snapshot(NamedTuple):
     """The attributes at one moment, with removed ones (None) as far as they are still stored."""
 
     values: Mapping[str, AttributeValue]
-    #: Those whose values are from the head of that moment.
-    carried: Collection[str] = ()
+    #: The values that the head of that moment carries.
+    carried: Mapping[str, bytes] = {}
 
     def under(self, carried: Mapping[str, bytes]) -> Snapshot:
         """Return the attributes with the values that a head carries."""

@@ -118,8 +118,8 @@ _MAX_CARRIED_BYTES: Final = 768
 #: blocks rewrites several.
 _PURGE_BYTES: Final = 512 * 1024
 
-#: Threads of a process that append to one segment take turns, because one at a time can succeed. These are so many
-#: locks. A thread that waits for longer, as for one whose answer was lost, goes on without its turn.
+#: Threads of a process that append to one segment take turns, because one at a time can succeed. This is the number of
+#: locks that they share. A thread goes on without its turn after this time, as when the answer to another was lost.
 _TURNS: Final = 64
 _TURN_SECONDS: Final = 1.0
 
@@ -484,7 +484,7 @@ class NatsStore(SegmentStore):
             plans: list[_Plan] = []
             conflicts: dict[str, Conflict] = {}
             for part in parts:
-                plan = self._plan(part, is_fresh=attempt > 0)
+                plan = self._plan(part, is_fresh=attempt > 0, is_only_one=len(parts) == 1)
                 if isinstance(plan, Conflict):
                     conflicts[part.segment] = plan
                 elif plan is not None:
@@ -504,13 +504,13 @@ class NatsStore(SegmentStore):
                 return self._appended(plans, messages, sequence)
         raise self._contended(parts[0].segment)
 
-    def _plan(self, part: Append, *, is_fresh: bool) -> _Plan | Conflict | None:
+    def _plan(self, part: Append, *, is_fresh: bool, is_only_one: bool) -> _Plan | Conflict | None:
         """Return what to append where, or the conflict; None if the segment changes meanwhile.
 
         Uses the hints unless ``is_fresh``, as after a lost race.
         """
         if not is_fresh:
-            plan = self._plan_by_hints(part)
+            plan = self._plan_by_hints(part, is_only_one=is_only_one)
             if plan is not None:
                 return plan
         segment = part.segment
@@ -527,9 +527,9 @@ class NatsStore(SegmentStore):
         if part.expected_offset not in (None, head.length) or not _are_as_expected(part, present):
             attributes = {name: present.value(name).value for name in part.attributes}
             return Conflict(head.length, delta, attributes)
-        return self._planned(part, head, None, present)
+        return self._planned(part, head, None, present, is_only_one=is_only_one)
 
-    def _plan_by_hints(self, part: Append) -> _Plan | None:
+    def _plan_by_hints(self, part: Append, *, is_only_one: bool) -> _Plan | None:
         """Plan without asking the server; return None if the hints are not enough or suggest a conflict."""
         head = self._hints.head(part.segment)
         if head is None or part.expected_offset not in (None, head.length) or head.status != OPEN:
@@ -548,14 +548,16 @@ class NatsStore(SegmentStore):
         present = Snapshot(values).under(carried)
         if not _are_as_expected(part, present):
             return None
-        return self._planned(part, head, self._hints.life(part.segment), present)
+        return self._planned(part, head, self._hints.life(part.segment), present, is_only_one=is_only_one)
 
-    def _planned(self, part: Append, head: Head, life: int | None, present: Snapshot) -> _Plan:
+    def _planned(self, part: Append, head: Head, life: int | None, present: Snapshot, *, is_only_one: bool) -> _Plan:
         """Return the plan, which says where the values will be.
 
-        The head carries the attributes that one process changes with append after append of data, as a writer does.
+        The head carries the attributes that one process changes with append after append of data, as a writer does. If
+        there is no room for a new one, another one makes it, but not in an append to many segments: these are as many
+        messages as it may have.
         """
-        carried = {name: present.value(name).value or b"" for name in present.carried}
+        carried = dict(present.carried)
         moved: dict[str, tuple[str, bytes]] = {}
         for name, change in part.attributes.items():
             was_carried = carried.pop(name, None) is not None
@@ -575,7 +577,8 @@ class NatsStore(SegmentStore):
                 moved[name] = (SET, change.new)
         while len(carried) > _MAX_CARRIED or len(carrying(carried)) > _MAX_CARRIED_BYTES:
             # Not the one that was changed longest ago: the writers of a segment take turns.
-            name = [*carried][head.sequence % len(carried)]
+            names = [name for name in carried if is_only_one or name in part.attributes] or [*carried]
+            name = names[head.sequence % len(names)]
             moved[name] = (SET, carried.pop(name))
         is_in_data = bool(part.data) or any(name in present.carried for name in part.attributes)
         return _Plan(
@@ -669,10 +672,10 @@ class NatsStore(SegmentStore):
         return tuple(results)
 
     def _check_size(self, parts: Sequence[Append]) -> None:
-        size = messages = 0
+        size, messages = 0, _MAX_CARRIED if len(parts) == 1 else 0
         for part in parts:
             size += len(part.data)
-            messages += len(part.data) // self._part_bytes + 3 + len(part.attributes) + _MAX_CARRIED
+            messages += len(part.data) // self._part_bytes + 3 + len(part.attributes)
             for name, change in part.attributes.items():
                 self._check_value(name, change)
         if size > self.guarantees.largest_append or messages > MAX_BATCH:

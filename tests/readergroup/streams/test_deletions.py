@@ -102,7 +102,7 @@ def test_a_deleted_stream_keeps_a_short_log(
 def test_the_history_of_a_stream_that_is_created_again_meanwhile_stays(
     store: SegmentStore, clock: InstantClock
 ) -> None:
-    """Else those who follow it would have to begin anew, although they have seen nearly all of it."""
+    """Processes that follow the log would have to read a snapshot instead, and miss what changed in between."""
     manager = streams(store, clock)
     create(manager)
     manager.synchronizer(NAME).compact()

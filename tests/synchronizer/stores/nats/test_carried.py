@@ -1,6 +1,7 @@
 """Attributes that the head of a segment carries: an append of data that changes them is a single message.
 
-What callers see must be as with any other attribute, so a store in memory is told the same and says what is right.
+Callers must see the same as with any other attribute. So some tests make the same calls on a store in memory, and
+compare the answers.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def test_an_append_of_data_with_an_attribute_that_is_carried_is_one_message(stor
 
 
 def test_an_attribute_that_is_changed_alone_is_not_carried(store: NatsStore) -> None:
-    """A lease is taken with an entry of a log, and renewed alone: that must not wake who waits for the next entry."""
+    """A lease is such a one: a process takes it with an entry of a log, and renews it alone. Appends to the log would
+    lose their races against renewals that store a new head.
+    """
     store.create("s")
     write(store, "taken")
     for _ in range(3):
@@ -223,6 +226,21 @@ def test_appends_together_change_what_the_heads_carry(store: NatsStore) -> None:
     assert store.attributes("s") == store.attributes("t") == {"writer": b"1"}
 
 
+def test_an_append_to_as_many_segments_as_a_transaction_has_makes_no_room(store: NatsStore) -> None:
+    """It may be as many messages as a batch can have, so what does not fit into a head is not carried."""
+    segments = [f"s/{number}" for number in range(100)]
+    full = {f"{number}": AttributeChange(ANY, b"full") for number in range(backend._MAX_CARRIED)}
+    store.create_together(dict.fromkeys(segments, b""))
+    for segment in segments[:2]:
+        store.append(segment, b"data", attributes=full)
+    for value in (b"1", b"2"):
+        parts = [Append(segment, b"data", attributes={"new": AttributeChange(ANY, value)}) for segment in segments]
+        assert isinstance(store.append_together(parts), tuple)
+        assert carried_in(head_in(store, "s/1")) == dict.fromkeys(full, b"full")
+        assert carried_in(head_in(store, "s/2")) == {"new": value}
+        assert store.attributes("s/1") == {**dict.fromkeys(full, b"full"), "new": value}
+
+
 def test_large_appends_carry_too(store: NatsStore) -> None:
     store.create("s")
     data = bytes(300_000)
@@ -325,7 +343,7 @@ def test_data_and_a_carried_attribute_are_seen_together(nats_url: str) -> None:
 
 
 def test_a_replica_that_is_behind_is_asked_again(store: NatsStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An append of what is carried changes nothing but the head."""
+    """Its answer has the newest message of each attribute, but an older head, which had another value."""
     carry(store, "writer")
     ask_all = store._connection.ask_all
     old: list[Sequence[Answer]] = []
