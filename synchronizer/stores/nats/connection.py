@@ -185,6 +185,8 @@ class NatsConnection:
     ) -> list[list[Answer]]:
         """Send the messages in this order; return the answers to each message that has answers.
 
+        Without any, return when the messages were handed to the operating system.
+
         Args:
             messages: The messages to send.
             timeout_seconds: How long to wait for the answers (default: as in the address), plus 1 s per MB of data.
@@ -222,6 +224,13 @@ class NatsConnection:
         if exchange.failure is not None:
             raise exchange.failure
         return exchange.answers
+
+    def ask_later(self, messages: Sequence[Outgoing], heard: Callable[[list[list[Answer]]], None]) -> None:
+        """Send requests whose answers nobody waits for: the hidden thread calls ``heard`` with them, if they come."""
+        exchange = _Exchange()
+        exchange.heard = heard
+        exchange.messages += [self._sendable(message, exchange) for message in messages]
+        self._call_in_loop(self._start_without_thread, exchange)
 
     def _sendable(self, message: Outgoing, exchange: _Exchange) -> Sendable:
         if not message.has_answer:
@@ -576,6 +585,10 @@ class NatsConnection:
         self._pending[exchange] = None
         self._send(exchange)
 
+    def _start_without_thread(self, exchange: _Exchange) -> None:
+        self._start(exchange)
+        asyncio.get_running_loop().call_later(self._address.timeout_seconds, self._abandon, exchange)
+
     def _begin_sending(self) -> None:
         client = self._client
         if client is None or not client.is_connected:
@@ -591,6 +604,8 @@ class NatsConnection:
         if self._has_connection() and exchange.take_permission():
             try:
                 self._write(exchange.messages)
+                if not exchange.missing:
+                    self._finish(exchange)
             except Exception as error:
                 self._last_error = error
                 self._finish(exchange, AnswerLostError(f"the message was not sent completely: {error!r}"))

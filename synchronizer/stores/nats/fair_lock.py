@@ -44,6 +44,8 @@ class _QueuePosition:
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self.ticket: int | None = None
+        #: The next ticket, if there was one when this one became first. Its owner may have left the queue since.
+        self.following: _Ticket | None = None
         self.has_lock = False
         self.is_abandoned = False
 
@@ -98,6 +100,8 @@ class TicketLock:
     def enter(self, position: _QueuePosition, timeout: float) -> bool:
         try:
             position.has_lock = self._take(position, Deadline(self._clock, timeout))
+            if position.has_lock and position.subject in self._contended:
+                self._ask_for_following(position)
         except BaseException:
             self.abandon(position)
             raise
@@ -148,18 +152,26 @@ class TicketLock:
         # The hidden thread may abandon the position meanwhile, so its ticket is asked for once.
         word = self._waiting.get(ticket)
         try:
-            following = self._delete_and_look(position.subject, ticket)
-            if position.has_lock or (word is not None and word.is_set()):
-                self._send_word(following or self._first(position.subject, 1))
+            if position.has_lock and position.following is not None:
+                # No answer is waited for, during which nobody would use the lock. If the next one has left, the one
+                # behind it finds out when it polls.
+                deletion = self._deletion_of(ticket)._replace(has_answer=False)
+                self._ask([*self._word_to(position.following), deletion])
+            else:
+                following = self._delete_and_look(position.subject, ticket)
+                if position.has_lock or (word is not None and word.is_set()):
+                    for message in self._word_to(following or self._first(position.subject, 1)):
+                        self._connection.send(message)
         except ReaderGroupError:
             pass  # the ticket expires
         self._waiting.pop(ticket, None)
         position.ticket = None
 
-    def _send_word(self, following: _Ticket | None) -> None:
-        if following is not None and following.word is not None:
-            word = Outgoing(following.word, b"", {_TICKET: str(following.number)}, has_answer=False)
-            self._connection.send(word)
+    def _word_to(self, following: _Ticket | None) -> list[Outgoing]:
+        """Return the message by which the owner of the next ticket hears that it has the lock, if there is one."""
+        if following is None or following.word is None:
+            return []
+        return [Outgoing(following.word, b"", {_TICKET: str(following.number)}, has_answer=False)]
 
     def abandon(self, position: _QueuePosition) -> None:
         """Leave the queue without waiting for an answer. The next owner finds out when it polls."""
@@ -203,6 +215,16 @@ class TicketLock:
     def _first(self, subject: str, sequence: int) -> _Ticket | None:
         """Return the first ticket from this number on; None if there is none."""
         return self._ticket_in(self._ask([self._next(subject, sequence)])[0])
+
+    def _ask_for_following(self, position: _QueuePosition) -> None:
+        """Find out which ticket is next while this one has the lock."""
+
+        def note(answers: list[list[Answer]]) -> None:
+            with suppress(ReaderGroupError):  # the release asks again
+                position.following = self._ticket_in(answers[0][0])
+
+        with suppress(ReaderGroupError):
+            self._connection.ask_later([self._next(position.subject, position.number + 1)], note)
 
     def _delete_and_look(self, subject: str, ticket: int) -> _Ticket | None:
         following = self._next(subject, ticket + 1)

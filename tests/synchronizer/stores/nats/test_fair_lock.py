@@ -16,7 +16,8 @@ import pytest
 from synchronizer.log.contention import MAX_CONTENTION
 from synchronizer.stores.nats import fair_lock
 from synchronizer.stores.nats.connection import NatsConnection
-from synchronizer.stores.nats.fair_lock import TicketLock
+from synchronizer.stores.nats.fair_lock import TicketLock, _Ticket
+from synchronizer.stores.nats.frames import Outgoing
 from synchronizer.stores.nats.rights import Api, queue_stream_of
 from synchronizer.stores.nats.store import NatsStore
 from tests.interrupts import FEW_OR_MORE, interrupts
@@ -51,6 +52,83 @@ def test_an_interrupted_block_leaves_no_ticket(nats_url: str, is_free: bool, spa
             assert not store._fair_lock._waiting, place
             count += 1
         assert count > 30 // sparsely
+
+
+@FEW_OR_MORE
+def test_an_interrupted_block_that_knows_who_is_next_leaves_no_ticket(nats_url: str, sparsely: int) -> None:
+    with NatsStore(nats_url) as store, NatsStore(nats_url) as other:
+        following = _Ticket(12345, other._fair_lock._word)
+        with other.fair_lock("s", PATIENCE_SECONDS):
+            pass  # makes the stream of the tickets
+
+        def block() -> None:
+            lock: Any = store._fair_lock.acquire("s", PATIENCE_SECONDS, store=store)
+            with lock as is_held:
+                assert is_held
+                lock._position.following = following
+
+        count = 0
+        for run in interrupts(block, one_in=sparsely):
+            place, error, run = run.place, run.error, None  # the frames hold the lock
+            assert isinstance(error, KeyboardInterrupt), f"{error!r} after an interrupt at {place}"
+            del error
+            until(lambda: not tickets(other), f"no ticket, interrupted at {place}")
+            assert not store._fair_lock._waiting, place
+            count += 1
+        assert count > 30 // sparsely
+
+
+def test_a_release_to_a_ticket_that_is_known_waits_for_no_answer(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair_lock, "_LOOK_SECONDS", 3600.0)  # nobody polls: the next one hears of it, or times out
+    with ExitStack() as stores:
+        holder, second, third = (stores.enter_context(NatsStore(nats_url)) for _ in range(3))
+        held = holder.fair_lock("s", PATIENCE_SECONDS)
+        assert held.__enter__()
+        taken, taking = _queue(second, 2)
+        taken_next, taking_next = _queue(third, 3)
+        held.__exit__(None, None, None)
+        assert taking.ended() is True
+        until(lambda: taken._position.following is not None, "it knows who is next")
+        sent: list[Outgoing] = []
+        exchange = second._connection.exchange
+        monkeypatch.setattr(
+            second._connection, "exchange", lambda each, **options: [sent.extend(each), exchange(each, **options)][1]
+        )
+        taken.__exit__(None, None, None)
+        assert taking_next.ended() is True
+        assert [each.has_answer for each in sent] == [False, False]  # the word, and the deletion of the ticket
+        until(lambda: tickets(holder) == 1, "the ticket of the second is gone")
+        taken_next.__exit__(None, None, None)
+        assert tickets(holder) == 0
+
+
+def test_who_waits_behind_one_that_left_gets_the_lock(nats_url: str) -> None:
+    with ExitStack() as stores:
+        holder, second, leaving, last = (stores.enter_context(NatsStore(nats_url)) for _ in range(4))
+        held = holder.fair_lock("s", PATIENCE_SECONDS)
+        assert held.__enter__()
+        taken, taking = _queue(second, 2)
+        left, waiting = _queue(leaving, 3, patience=2.0)
+        taken_last, taking_last = _queue(last, 4)
+        held.__exit__(None, None, None)
+        assert taking.ended() is True
+        until(lambda: taken._position.following is not None, "it knows who is next")
+        assert waiting.ended() is False
+        left.__exit__(None, None, None)
+        until(lambda: tickets(holder) == 2, "the second's and the last one's are left")
+        taken.__exit__(None, None, None)
+        assert taking_last.ended() is True
+        taken_last.__exit__(None, None, None)
+
+
+def _queue(store: NatsStore, place: int, *, patience: float = PATIENCE_SECONDS) -> tuple[Any, CallInThread[bool]]:
+    """Return a lock that waits at this place in the queue, and the thread in which it does."""
+    lock = store._fair_lock.acquire("s", patience, store=store)
+    waiting = CallInThread(lock.__enter__)
+    until(lambda: tickets(store) == place, "its ticket is drawn")
+    return lock, waiting
 
 
 def tickets(store: NatsStore) -> int:

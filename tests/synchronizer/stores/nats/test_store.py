@@ -53,7 +53,7 @@ from synchronizer.stores import open_store
 from synchronizer.stores.nats import client as nats_client
 from synchronizer.stores.nats import store as backend
 from synchronizer.stores.nats.connection import NatsConnection
-from synchronizer.stores.nats.frames import Answer
+from synchronizer.stores.nats.frames import Answer, Outgoing
 from synchronizer.stores.nats.hints import MessageStart
 from synchronizer.stores.nats.reading import NatsReader, read_answer
 from synchronizer.stores.nats.store import NatsStore
@@ -262,6 +262,30 @@ def test_a_call_ends_at_its_deadline_when_nothing_answers(nats_url: str) -> None
         with pytest.raises(StoreUnavailableError):
             store.info("s")
         assert time.monotonic() - begin < 5 * busyness()
+
+
+def test_a_request_that_nobody_waits_for_is_forgotten_when_nothing_answers(nats_url: str) -> None:
+    with _proxied(nats_url) as (proxy, url), NatsStore(url) as store:
+        connection, heard = store._connection, list[Any]()
+        request = Outgoing(store._api.info, b"")
+        connection.ask_later([request], heard.append)
+        _until(lambda: bool(heard))
+        assert heard[0][0][0].document["state"]
+        answer_within(store, 1.0)
+        proxy.silence()
+        begin = time.monotonic()
+        connection.ask_later([request], heard.append)
+        _until(lambda: bool(connection._pending))
+        _until(lambda: not connection._pending and not connection._expecting)
+        assert time.monotonic() - begin < 5 * busyness()  # before the client finds the server dead
+        assert len(heard) == 1
+
+
+def test_messages_without_answers_are_not_waited_for(nats_url: str) -> None:
+    with NatsStore(nats_url) as store:
+        answer_within(store, LONG)
+        assert store._connection.exchange([Outgoing("unheard", b"", has_answer=False)]) == []
+        assert store._connection.ask_all([]) == []
 
 
 def test_who_waits_hears_what_was_appended_while_the_connection_was_gone(nats_url: str) -> None:
