@@ -1,7 +1,8 @@
 """A fair lock by tickets: first come, first served between processes. The lock of a dead holder expires.
 
 Tickets are messages in a stream of their own, in the memory of one server: if that queue is lost, only the order is
-lost. The owner of the first ticket on the lock's subject has the lock. On release it sends a message to the next owner.
+lost. The owner of the first ticket on the lock's subject has the lock. On release it sends a message, the *grant*, to
+the owner of the next ticket.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Ticket(NamedTuple):
     """A position in the queue, and the subject on which its owner hears that it is first (None: not a valid one)."""
 
     number: int
-    word: str | None
+    grant_subject: str | None
 
 
 class _QueuePosition:
@@ -86,9 +87,9 @@ class TicketLock:
         self._stream = queue_stream_of(stream)
         self._api = Api(self._stream)
         self._clock = clock
-        self._word = f"{grant_prefix_of(stream)}.{uuid.uuid4().hex}"
+        self._grant_subject = f"{grant_prefix_of(stream)}.{uuid.uuid4().hex}"
         #: Any user may have published a ticket. Send messages only to subjects of this form, where the SDK listens.
-        self._any_word = re.compile(re.escape(grant_prefix_of(stream)) + r"\.[0-9a-f]{32}")
+        self._any_grant_subject = re.compile(re.escape(grant_prefix_of(stream)) + r"\.[0-9a-f]{32}")
         self._waiting: dict[int, Flag] = {}
         self._contended: set[str] = set()  # subjects on which other tickets were last found
         self._is_listening = False
@@ -118,7 +119,7 @@ class TicketLock:
 
     def _queue(self, position: _QueuePosition, deadline: Deadline) -> bool:
         """Wait in the queue until this ticket is first, or the deadline has passed."""
-        word = self._draw_and_listen(position)
+        granted = self._draw_and_listen(position)
         self._contended.discard(position.subject)
         while True:
             first = self._first(position.subject, 1)
@@ -129,15 +130,15 @@ class TicketLock:
                 return False
             if first is None or first.number > position.number:  # expired in a long queue, or lost by a server restart
                 self._waiting.pop(position.number, None)
-                word = self._draw_and_listen(position)
-            elif self._clock.wait(word, deadline.remaining(_LOOK_SECONDS)):
+                granted = self._draw_and_listen(position)
+            elif self._clock.wait(granted, deadline.remaining(_LOOK_SECONDS)):
                 return True
 
     def _draw_and_listen(self, position: _QueuePosition) -> Flag:
         self._draw(position, only_first=False)
         # A message that came earlier is not missed: the caller looks up the first ticket next.
-        word = self._waiting[position.number] = Flag()
-        return word
+        granted = self._waiting[position.number] = Flag()
+        return granted
 
     def leave(self, position: _QueuePosition) -> None:
         """Release the lock to the next ticket. It may be called again after an interrupt."""
@@ -150,28 +151,28 @@ class TicketLock:
 
     def _release(self, position: _QueuePosition, ticket: int) -> None:
         # The hidden thread may abandon the position meanwhile, so its ticket is asked for once.
-        word = self._waiting.get(ticket)
+        granted = self._waiting.get(ticket)
         try:
             if position.has_lock and position.following is not None:
                 # No answer is waited for, during which nobody would use the lock. If the next one has left, the one
                 # behind it finds out when it polls.
                 deletion = self._deletion_of(ticket)._replace(has_answer=False)
-                self._ask([*self._word_to(position.following), deletion])
+                self._ask([*self._grant_to(position.following), deletion])
             else:
                 following = self._delete_and_look(position.subject, ticket)
-                if position.has_lock or (word is not None and word.is_set()):
-                    for message in self._word_to(following or self._first(position.subject, 1)):
+                if position.has_lock or (granted is not None and granted.is_set()):
+                    for message in self._grant_to(following or self._first(position.subject, 1)):
                         self._connection.send(message)
         except ReaderGroupError:
             pass  # the ticket expires
         self._waiting.pop(ticket, None)
         position.ticket = None
 
-    def _word_to(self, following: _Ticket | None) -> list[Outgoing]:
+    def _grant_to(self, following: _Ticket | None) -> list[Outgoing]:
         """Return the message by which the owner of the next ticket hears that it has the lock, if there is one."""
-        if following is None or following.word is None:
+        if following is None or following.grant_subject is None:
             return []
-        return [Outgoing(following.word, b"", {_TICKET: str(following.number)}, has_answer=False)]
+        return [Outgoing(following.grant_subject, b"", {_TICKET: str(following.number)}, has_answer=False)]
 
     def abandon(self, position: _QueuePosition) -> None:
         """Leave the queue without waiting for an answer. The next owner finds out when it polls."""
@@ -186,7 +187,7 @@ class TicketLock:
     def _draw(self, position: _QueuePosition, *, only_first: bool) -> bool:
         """Draw a new ticket. With ``only_first``, return False if there are other tickets."""
         headers = {EXPECTED: "0"} if only_first else {}
-        outgoing = Outgoing(position.subject, self._word.encode(), headers)
+        outgoing = Outgoing(position.subject, self._grant_subject.encode(), headers)
         position.ticket = None
         answer = self._ask([outgoing], heard=partial(self._note, position))[0]
         if answer.is_from_nobody:
@@ -260,13 +261,13 @@ class TicketLock:
     def _listen(self) -> None:
         if not self._is_listening:
             self._is_listening = True
-            self._connection.listen(self._word, self._hear)
+            self._connection.listen(self._grant_subject, self._hear)
 
     def _hear(self, headers: Headers) -> None:
         number = _NUMBER.fullmatch(headers.get(_TICKET, ""))
-        word = self._waiting.get(int(number[0])) if number else None
-        if word is not None:
-            word.set()
+        granted = self._waiting.get(int(number[0])) if number else None
+        if granted is not None:
+            granted.set()
 
     def _ticket_in(self, answer: Answer) -> _Ticket | None:
         if answer.status is not None:
@@ -274,5 +275,5 @@ class TicketLock:
         number = sequence_in(answer.headers)
         if number is None:
             raise self._connection.unavailable("the answer of the fair lock cannot be read; try again")
-        word = answer.data.decode("ascii", "replace")
-        return _Ticket(number, word if self._any_word.fullmatch(word) else None)
+        grant_subject = answer.data.decode("ascii", "replace")
+        return _Ticket(number, grant_subject if self._any_grant_subject.fullmatch(grant_subject) else None)

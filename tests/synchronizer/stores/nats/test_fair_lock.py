@@ -57,7 +57,7 @@ def test_an_interrupted_block_leaves_no_ticket(nats_url: str, is_free: bool, spa
 @FEW_OR_MORE
 def test_an_interrupted_block_that_knows_who_is_next_leaves_no_ticket(nats_url: str, sparsely: int) -> None:
     with NatsStore(nats_url) as store, NatsStore(nats_url) as other:
-        following = _Ticket(12345, other._fair_lock._word)
+        following = _Ticket(12345, other._fair_lock._grant_subject)
         with other.fair_lock("s", PATIENCE_SECONDS):
             pass  # makes the stream of the tickets
 
@@ -98,7 +98,7 @@ def test_a_release_to_a_ticket_that_is_known_waits_for_no_answer(
         )
         taken.__exit__(None, None, None)
         assert taking_next.ended() is True
-        assert [each.has_answer for each in sent] == [False, False]  # the word, and the deletion of the ticket
+        assert [each.has_answer for each in sent] == [False, False]  # the grant, and the deletion of the ticket
         until(lambda: tickets(holder) == 1, "the ticket of the second is gone")
         taken_next.__exit__(None, None, None)
         assert tickets(holder) == 0

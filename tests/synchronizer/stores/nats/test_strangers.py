@@ -79,7 +79,9 @@ def test_a_word_that_says_nothing_wakes_nobody_and_harms_nobody(nats_url: str, h
             waiting = threading.Thread(target=lambda: results.append(_take(store)))
             waiting.start()
             until(lambda: bool(store._fair_lock._waiting))
-            as_stranger(nats_url, lambda connection: connection.publish(store._fair_lock._word, b"", headers=headers))
+            as_stranger(
+                nats_url, lambda connection: connection.publish(store._fair_lock._grant_subject, b"", headers=headers)
+            )
             assert not results
         waiting.join(LONG)
         assert results == [True]
