@@ -18,7 +18,8 @@ from .steady import STREAM, write_steadily
 from .stores import Store
 
 SEGMENTS = 64
-ROUNDS = 3
+#: The longest of many pauses differs from round to round by a factor of two.
+ROUNDS = 9
 #: How long the first reader is watched before the second one joins.
 _BEFORE_SECONDS = 3.0
 
