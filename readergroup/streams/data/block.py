@@ -39,8 +39,6 @@ import msgpack
 
 from readergroup.errors import CorruptDataError
 
-from ..routing import key_hash
-
 try:
     from isal.isal_zlib import crc32  # the same checksum in less time
 except ImportError:
@@ -356,11 +354,6 @@ class Block:
             return PackedKeys(number_of_keys, packed[start : numbers - len(prefix)], packed[numbers + self.skipped :])
         number_of_keys, start = _array_length(packed, at)
         return PackedKeys(number_of_keys, packed[start:], None) if number_of_keys == events else None
-
-    @cached_property
-    def key_hashes(self) -> list[int | None]:
-        """The 64-bit hash of each event's routing key."""
-        return [None if key is None else key_hash(key) for key in self.keys]
 
     @property
     def has_headers(self) -> bool:

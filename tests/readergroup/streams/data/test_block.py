@@ -22,7 +22,6 @@ from readergroup.streams.data.block import (
     parts_of_block,
     starts_block,
 )
-from readergroup.streams.routing import key_hash
 from tests.golden import golden
 
 WRITER = bytes(range(16))
@@ -64,7 +63,6 @@ def test_a_block_gives_back_what_it_was_made_of(data: st.DataObject, events: lis
     assert block.keys == (keys or [None] * size)
     assert block.headers == [header or {} for header in headers or [None] * size]
     assert block.event_times == (times or [None] * size)
-    assert block.key_hashes == [None if key is None else key_hash(key) for key in block.keys]
     assert (block.written_at, block.writer_id, block.first_number) == (1_700_000_000_000_000, WRITER, 7)
     assert (block.offset, block.end, len(block)) == (offset, offset + len(encoded), size)
 
@@ -79,7 +77,6 @@ def test_a_key_that_is_no_valid_unicode_comes_back() -> None:
     keys = ["file-\udcff"]
     block = parse_one(encode([b"x"], keys=keys))
     assert block.keys == keys
-    assert block.key_hashes == [key_hash(keys[0])]
 
 
 @given(st.lists(events_lists, min_size=1, max_size=4))
