@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from synchronizer import InvalidArgumentError
 
@@ -176,6 +176,11 @@ class Opening(Block[R]):
             raise AttributeError(
                 f"an Opening has no {name!r}; await it, or use 'async with', to get the object that it opens"
             )
+
+        def _refuse_to_iterate(self) -> NoReturn:
+            raise TypeError("open it first: await it, or use 'async with'; then use 'async for' over what it opens")
+
+        __iter__ = __aiter__ = _refuse_to_iterate
 
 
 class Items(Generic[T]):

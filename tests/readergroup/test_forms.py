@@ -68,6 +68,8 @@ def test_plain_forms_of_objects_for_asyncio_are_refused_in_words() -> None:
                 assert (await used(reader, "for")).startswith("use 'async for', not 'for'")
             for what in (aio.connect("memory://"), group.reader("r2"), client.writer(STREAM), client.lock("door")):
                 assert (await used(what, "with")).startswith("use 'async with', not 'with'")
+            for form in ("for", "async for"):
+                assert (await used(group.reader("r3"), form)).startswith("open it first: await it, or use 'async with'")
 
     asyncio.run(test())
     with pytest.raises(TypeError, match="use 'async with'"), aio.connect("memory://"):  # type: ignore[attr-defined]
