@@ -99,6 +99,13 @@ class EventProcessor(EventQueue):
             raise InvalidArgumentError("pass either handler or batch_handler", queue=name)
         check_count(max_batch, "max_batch")
         check_type(retries, Retries, "retries", or_none=True)
+        if retries is not None and (unknown := retries.model_fields_set - Retries.model_fields.keys()):
+            raise InvalidArgumentError(
+                "a queue has its own dead letters and no delayed retries; pass Retries(...), and set_aside=True to "
+                "move events that fail to the dead letters of the queue",
+                queue=name,
+                unknown=sorted(unknown),
+            )
         check_duration(consumer_timeout_seconds, "consumer_timeout_seconds", above_zero=True, finite=True)
         super().__init__(store, name, max_outstanding_bytes=max_outstanding_bytes, clock=clock, timeout=timeout)
         self._consumer = Consumer(

@@ -265,3 +265,11 @@ def test_the_command_takes_a_queue(tmp_path: Path) -> None:
     assert "1 dead letter discarded" in run("discard", QUEUE, "0", "--yes")
     assert "1 dead letter replayed" in run("replay", QUEUE, "--error", "ValueError", "--yes")
     assert "1 pending, 1 replayed, 1 discarded" in run("list", QUEUE)
+
+
+def test_a_queue_takes_no_retry_policy_whose_dead_letters_it_would_ignore(client: rg.Client) -> None:
+    policy = rg.RetryPolicy(attempts=1, dead_letters="shop/dead")
+    with pytest.raises(rg.InvalidArgumentError, match="set_aside=True") as raised:
+        client.event_processor("shop/other-mail", print, retries=policy)
+    assert raised.value.facts["unknown"] == ["dead_letters"]
+    client.event_processor("shop/other-mail", print, retries=rg.RetryPolicy(attempts=1)).close()
