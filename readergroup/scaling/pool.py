@@ -476,9 +476,10 @@ class ReaderPool(Generic[T]):
             deaths = self._died_over.pop(what, 0) + 1
             self._died_over[what] = deaths
             self._logger.warning(
-                "worker %s died while it handled %s; deaths at this event so far: %d",
+                "worker %s died while it handled %s; deaths at %s so far: %d",
                 worker.reader_id,
-                what.pointer,
+                f"one of the events from {what.pointer} to offset {what.end}" if what.end else what.pointer,
+                "one of them" if what.end else "this event",
                 deaths,
                 extra={**_of(worker), "segment": what.segment},
             )

@@ -524,9 +524,11 @@ class Worker(Generic[T]):
     def _failed(self, event: Event[T], error: Exception, attempts: int) -> HandlerError:
         self._note_bytes(error)
         notes = getattr(error, "__notes__", ())
+        advice = "fix the handler or the serializer"
+        if self._task.retry.dead_letters is None:
+            advice += ", or move such events to a stream with RetryPolicy(dead_letters=...)"
         return HandlerError(
-            "the handler failed on its last attempt and the event stays unprocessed; fix the handler or the "
-            "serializer, or move such events to a stream with RetryPolicy(dead_letters=...)",
+            f"the handler failed on its last attempt and the event stays unprocessed; {advice}",
             pointer=str(event.pointer),
             attempts=attempts,
             error=text_of(error),

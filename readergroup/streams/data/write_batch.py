@@ -44,8 +44,10 @@ def check_size(events: Sequence[bytes], headers: Headers | None, stream: str) ->
     size = size_of(events, headers)
     if size > MAX_EVENT_BYTES:
         raise EventTooLargeError(
-            "the events are too large; store the data elsewhere and write a reference to it, or write fewer "
-            "events at once; a single event can be larger with write, if max_event_bytes of the writer says so",
+            "the events are too large together; write fewer at once"
+            if len(events) > 1
+            else "the event is too large; store the data elsewhere and write a reference to it, or call write of a "
+            "writer that was opened with a larger max_event_bytes",
             stream=stream,
             bytes=size,
             limit=MAX_EVENT_BYTES,

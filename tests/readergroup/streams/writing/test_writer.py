@@ -306,7 +306,7 @@ def test_an_event_over_the_limit_is_refused_and_the_writer_goes_on(
         writer.write(bytes(MAX_EVENT_BYTES + 1))
     with pytest.raises(ValueError, match="limit=8388608"):
         writer.write(b"x", headers={"h": bytes(MAX_EVENT_BYTES)})
-    with pytest.raises(EventTooLargeError):
+    with pytest.raises(EventTooLargeError, match="write fewer at once"):
         writer.write_many([bytes(1024 * 1024)] * 9)
     writer.write(bytes(MAX_EVENT_BYTES), headers=None)
     writer.flush()
