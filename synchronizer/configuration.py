@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection
 from datetime import timedelta
 from difflib import get_close_matches
@@ -77,4 +78,7 @@ def _in_our_words(kind: str, message: str) -> str:
         return "there is no field of this name"
     if kind == "missing":
         return "is missing"
+    if kind in ("too_short", "too_long"):  # "Value should have at least 1 item after validation, not 0"
+        return re.sub(r"^\w+ should (.+) after validation, not .+$", r"must \1", message)
+    message = message.replace("an instance of Sequence", "a list or another Sequence")
     return message.removeprefix("Value error, ").replace("Input should ", "must ")
