@@ -78,7 +78,7 @@ class PerhapsNotPermittedError(AnswerLostError):
 class _Exchange:
     """The messages that a thread sends, and the answers that it waits for."""
 
-    __slots__ = ("answers", "expected", "failure", "messages", "missing", "heard", "_done", "_permission")
+    __slots__ = ("answers", "expected", "failure", "messages", "missing", "heard", "timer", "_done", "_permission")
 
     def __init__(self) -> None:
         self.messages: list[Sendable] = []
@@ -87,6 +87,7 @@ class _Exchange:
         self.missing = 0
         self.failure: Exception | None = None
         self.heard: Callable[[list[list[Answer]]], None] | None = None
+        self.timer: asyncio.TimerHandle | None = None  # gives up an exchange that no thread waits for
         self._permission = [True]
         self._done = threading.Lock()
         self._done.acquire()
@@ -586,8 +587,9 @@ class NatsConnection:
         self._send(exchange)
 
     def _start_without_thread(self, exchange: _Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        exchange.timer = loop.call_later(self._address.timeout_seconds, self._abandon, exchange)
         self._start(exchange)
-        asyncio.get_running_loop().call_later(self._address.timeout_seconds, self._abandon, exchange)
 
     def _begin_sending(self) -> None:
         client = self._client
@@ -662,6 +664,8 @@ class NatsConnection:
 
     def _finish(self, exchange: _Exchange, failure: Exception | None = None) -> None:
         self._pending.pop(exchange, None)
+        if exchange.timer is not None:
+            exchange.timer.cancel()  # else it keeps the exchange in memory until it is due
         if failure is not None:
             for token, *_ in exchange.expected:
                 self._expecting.pop(token, None)

@@ -14,6 +14,7 @@ import socket
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -279,6 +280,21 @@ def test_a_request_that_nobody_waits_for_is_forgotten_when_nothing_answers(nats_
         _until(lambda: not connection._pending and not connection._expecting)
         assert time.monotonic() - begin < 5 * busyness()  # before the client finds the server dead
         assert len(heard) == 1
+
+
+def test_a_request_that_nobody_waits_for_is_forgotten_once_it_is_answered(nats_url: str) -> None:
+    class Hearing:
+        def __call__(self, answers: list[list[Answer]]) -> None:
+            heard.set()
+
+    heard = threading.Event()
+    with NatsStore(f"{nats_url}&timeout_seconds=3000") as store:
+        hearing = Hearing()
+        is_kept = weakref.ref(hearing)
+        store._connection.ask_later([Outgoing(store._api.info, b"")], hearing)
+        del hearing
+        assert heard.wait(LONG)
+        _until(lambda: is_kept() is None)
 
 
 def test_messages_without_answers_are_not_waited_for(nats_url: str) -> None:
