@@ -28,6 +28,8 @@ from .wire import EXPECTED, request, sequence_in, token
 _TICKET_SECONDS: Final = 5
 #: The interval to poll the first ticket: no message reports that a ticket has expired.
 _LOOK_SECONDS: Final = 0.25
+#: How many of the tickets that left the queue a store remembers, to pass on a grant that comes too late for them.
+_MOST_LEFT: Final = 100
 _TICKET: Final = "Rg-Ticket"
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 
@@ -91,6 +93,7 @@ class TicketLock:
         #: Any user may have published a ticket. Send messages only to subjects of this form, where the SDK listens.
         self._any_grant_subject = re.compile(re.escape(grant_prefix_of(stream)) + r"\.[0-9a-f]{32}")
         self._waiting: dict[int, Flag] = {}
+        self._left: dict[int, str] = {}  # tickets that left the queue before their turn, and their subjects
         self._contended: set[str] = set()  # subjects on which other tickets were last found
         self._is_listening = False
 
@@ -154,11 +157,13 @@ class TicketLock:
         granted = self._waiting.get(ticket)
         try:
             if position.has_lock and position.following is not None:
-                # No answer is waited for, during which nobody would use the lock. If the next one has left, the one
-                # behind it finds out when it polls.
+                # No answer is waited for, during which nobody would use the lock. If the next one has left, it passes
+                # the grant on.
                 deletion = self._deletion_of(ticket)._replace(has_answer=False)
                 self._ask([*self._grant_to(position.following), deletion])
             else:
+                if not position.has_lock:
+                    self._note_left(position.subject, ticket)
                 following = self._delete_and_look(position.subject, ticket)
                 if position.has_lock or (granted is not None and granted.is_set()):
                     for message in self._grant_to(following or self._first(position.subject, 1)):
@@ -167,6 +172,13 @@ class TicketLock:
             pass  # the ticket expires
         self._waiting.pop(ticket, None)
         position.ticket = None
+
+    def _note_left(self, subject: str, ticket: int) -> None:
+        """Pass on a grant that comes from now on: its sender may have looked for the next ticket earlier."""
+        self._left[ticket] = subject
+        for earlier in list(self._left)[:-_MOST_LEFT]:
+            self._left.pop(earlier, None)
+        self._waiting.pop(ticket, None)
 
     def _grant_to(self, following: _Ticket | None) -> list[Outgoing]:
         """Return the message by which the owner of the next ticket hears that it has the lock, if there is one."""
@@ -265,9 +277,25 @@ class TicketLock:
 
     def _hear(self, headers: Headers) -> None:
         number = _NUMBER.fullmatch(headers.get(_TICKET, ""))
-        granted = self._waiting.get(int(number[0])) if number else None
+        if number is None:
+            return
+        ticket = int(number[0])
+        granted = self._waiting.get(ticket)
         if granted is not None:
             granted.set()
+        elif (subject := self._left.pop(ticket, None)) is not None:
+            self._pass_on(subject, ticket)
+
+    def _pass_on(self, subject: str, ticket: int) -> None:
+        """Send the grant to the ticket behind one that left. Runs in the hidden thread, which must not wait."""
+
+        def send(answers: list[list[Answer]]) -> None:
+            with suppress(ReaderGroupError):  # the next owner finds out when it polls
+                for message in self._grant_to(self._ticket_in(answers[0][0])):
+                    self._connection.send(message)
+
+        with suppress(ReaderGroupError):
+            self._connection.ask_later([self._next(subject, ticket + 1)], send)
 
     def _ticket_in(self, answer: Answer) -> _Ticket | None:
         if answer.status is not None:

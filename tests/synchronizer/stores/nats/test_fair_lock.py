@@ -104,7 +104,8 @@ def test_a_release_to_a_ticket_that_is_known_waits_for_no_answer(
         assert tickets(holder) == 0
 
 
-def test_who_waits_behind_one_that_left_gets_the_lock(nats_url: str) -> None:
+def test_who_waits_behind_one_that_left_gets_the_lock(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_lock, "_LOOK_SECONDS", 3600.0)  # nobody polls: the next one hears of it, or times out
     with ExitStack() as stores:
         holder, second, leaving, last = (stores.enter_context(NatsStore(nats_url)) for _ in range(4))
         held = holder.fair_lock("s", PATIENCE_SECONDS)
@@ -121,6 +122,19 @@ def test_who_waits_behind_one_that_left_gets_the_lock(nats_url: str) -> None:
         taken.__exit__(None, None, None)
         assert taking_last.ended() is True
         taken_last.__exit__(None, None, None)
+        assert not leaving._fair_lock._left
+
+
+def test_a_store_remembers_the_last_tickets_that_left(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_lock, "_MOST_LEFT", 2)
+    with NatsStore(nats_url) as store, NatsStore(nats_url) as other, other.fair_lock("s", PATIENCE_SECONDS):
+        drawn: list[int] = []
+        for _ in range(3):
+            lock: Any = store._fair_lock.acquire("s", 0.01, store=store)
+            with lock as is_held:
+                assert not is_held
+                drawn.append(lock._position.number)
+        assert list(store._fair_lock._left) == drawn[1:]
 
 
 def _queue(store: NatsStore, place: int, *, patience: float = PATIENCE_SECONDS) -> tuple[Any, CallInThread[bool]]:
