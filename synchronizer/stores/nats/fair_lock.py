@@ -196,6 +196,12 @@ class TicketLock:
                 self._connection.send(self._deletion_of(ticket)._replace(has_answer=False))
             position.ticket = None
 
+    def close(self) -> None:
+        """Take back the tickets of threads that still wait: without the connection they could only expire."""
+        with suppress(ReaderGroupError):
+            for ticket in list(self._waiting):
+                self._connection.send(self._deletion_of(ticket)._replace(has_answer=False))
+
     def _draw(self, position: _QueuePosition, *, only_first: bool) -> bool:
         """Draw a new ticket. With ``only_first``, return False if there are other tickets."""
         headers = {EXPECTED: "0"} if only_first else {}

@@ -459,6 +459,7 @@ class NatsStore(SegmentStore):
             return
         self._is_closed = True  # if an interrupt comes after this, `close` can be called again
         self._waiters.close()
+        self._fair_lock.close()
         self._connection.close()
 
     # Appending

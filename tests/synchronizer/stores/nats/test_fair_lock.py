@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from synchronizer.errors import ClosedError
 from synchronizer.log.contention import MAX_CONTENTION
 from synchronizer.stores.nats import fair_lock
 from synchronizer.stores.nats.connection import NatsConnection
@@ -123,6 +124,14 @@ def test_who_waits_behind_one_that_left_gets_the_lock(nats_url: str, monkeypatch
         assert taking_last.ended() is True
         taken_last.__exit__(None, None, None)
         assert not leaving._fair_lock._left
+
+
+def test_a_store_that_is_closed_takes_the_tickets_of_its_threads_back(nats_url: str) -> None:
+    with NatsStore(nats_url) as holder, holder.fair_lock("s", PATIENCE_SECONDS):
+        with NatsStore(nats_url) as store:
+            _, waiting = _queue(store, 2)
+        assert isinstance(waiting.ended(), ClosedError)
+        until(lambda: tickets(holder) == 1, "only the holder's is left")
 
 
 def test_a_store_remembers_the_last_tickets_that_left(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
