@@ -297,12 +297,15 @@ class Worker(Generic[T]):
     def _deaths_over(self, event: Event[T]) -> int:
         """Return how many workers died over the event.
 
-        A death over several events counts only if another worker died over this event alone.
+        A death over several events counts for one of them: the first over which another worker died alone.
         """
         found = InHand.of(event) if self._deaths else None
         if found is None or found not in self._deaths:
             return 0
-        return self._deaths[found] + any(found.is_among(each) for each in tuple(self._deaths))
+        known = tuple(self._deaths)
+        alone = [each for each in known if not each.end]
+        firsts = [min((one for one in alone if one.is_among(several)), default=None) for several in known]
+        return self._deaths[found] + (found in firsts)
 
     def _is_deadly(self, event: Event[T]) -> bool:
         return self._deaths_over(event) >= max(self._task.retry.attempts, LEAST_DEATHS)

@@ -464,6 +464,18 @@ def test_an_event_that_kills_its_workers_is_set_aside_and_the_others_go_on(
     assert "worker processes died" in event.data.error
 
 
+def test_a_death_over_several_events_counts_for_one_of_them(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.streams.create(DEAD)
+    written = one_key(client, 20)
+    deadly = {"e00004", "e00005"}
+    group.pool(DieAlwaysAt(diary, tuple(deadly)), workers="process", retry=fast(3, DEAD)).run()
+    assert set(diary.texts) == set(written) - deadly
+    assert {event.data.data.decode() for event in dead_letters(client, DEAD)} == deadly
+    assert sum("died while it handled" in record.message for record in caplog.records) == 3 + 3
+
+
 def test_a_worker_gets_the_events_of_a_dead_one_only_when_it_knows_of_the_death(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, caplog: pytest.LogCaptureFixture
 ) -> None:
