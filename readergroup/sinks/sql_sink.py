@@ -264,20 +264,19 @@ class SqlSink:
                 error=str(failure or error),
             ) from (failure or error)
 
-    def enter(self, transaction: SinkTransaction, place: Place) -> tuple[int, Place]:
+    def enter(self, key: tuple[int, Place], transaction: SinkTransaction) -> None:
         """Note that the transaction is open, until `leave`. Refuse one inside another of the same segment."""
-        key = self.database.caller, place
         if key in self._open:
             raise InvalidArgumentError(
                 "this thread or task has entered a transaction of the segment; leave it before the next, and in a "
                 "handler use the connection that it is given",
-                segment=place.segment,
+                segment=key[1].segment,
             )
         self._open[key] = transaction
-        return key
 
-    def leave(self, key: tuple[int, Place]) -> None:
-        self._open.pop(key, None)
+    def leave(self, key: tuple[int, Place], transaction: SinkTransaction) -> None:
+        if self._open.get(key) is transaction:
+            self._open.pop(key, None)
 
     def note_stored(self, place: Place, token: int, position: int) -> None:
         """Remember that the database has all before this position."""
@@ -356,12 +355,21 @@ class SinkTransaction:
 
     def __enter__(self) -> Any:
         self._sink.check_blocks()
-        return now(self.begin())
+        self._check_new()
+        try:
+            return now(self.begin())
+        except BaseException:  # perhaps an interrupt before its first step, or after the last one
+            now(self.rollback())
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        now(self.commit() if kind is None else self.rollback())
+        try:
+            now(self.commit() if kind is None else self.rollback())
+        except BaseException:  # as above
+            now(self.rollback())
+            raise
 
     async def __aenter__(self) -> Any:
         self._sink.check_asynchronous()
@@ -374,12 +382,16 @@ class SinkTransaction:
 
     # ------------------------------------------------------------------ its steps, which `now` runs without a loop
 
-    async def begin(self) -> Any:
-        """Return the connection, as the application knows it."""
+    def _check_new(self) -> None:
         if self._row is not None or self._connection is not None:
             raise InvalidArgumentError("a transaction is entered once; call sink.transaction again")
-        self._key = self._sink.enter(self, self._place)
+
+    async def begin(self) -> Any:
+        """Return the connection, as the application knows it."""
+        self._check_new()
+        self._key = self._sink.database.caller, self._place
         try:
+            self._sink.enter(self._key, self)
             self._connection = connection = await self._sink.database.lend()
             await run(connection, self._beginning(connection.dialect))
         except BaseException as error:
@@ -428,9 +440,9 @@ class SinkTransaction:
             await self._sink.database.give_back(connection, failed=failed or is_lost)
 
     def _leave(self) -> None:
-        key, self._key = self._key, None
-        if key is not None:
-            self._sink.leave(key)
+        if self._key is not None:
+            self._sink.leave(self._key, self)
+        self._key = None  # not before: an interrupted call is repeated
 
     def _count(self) -> None:
         counters = self._sink.counters.get(self._place.group)
