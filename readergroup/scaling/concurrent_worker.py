@@ -22,7 +22,7 @@ from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch, as_read
 from .awaiting import HandlerCancelledError
 from .executors import Executor, FailedAloneError, LoopExecutor, ThreadExecutor
-from .handlers import loop_of
+from .handlers import loop_of, pause_of_sink
 from .in_flight import InFlight, Item
 from .in_hand import Hand
 from .worker import Task, Worker, check_handled
@@ -84,6 +84,7 @@ class ConcurrentWorker(Worker[T]):
         self._unsettled: dict[SegmentId, tuple[int, int]] = {}
         self._places: dict[SegmentId, Place] = {}
         self._settle_at = 0.0
+        self._settle_failures = 0
 
     # ------------------------------------------------------------------ for the pool
 
@@ -245,8 +246,12 @@ class ConcurrentWorker(Worker[T]):
         try:
             stored = sink.settle([(self._places[segment], *place) for segment, place in unsettled.items()])
         except StoreUnavailableError as error:
-            self._logger.warning("worker %s stores its positions later: %s", self.reader_id, error)
+            self._settle_failures += 1
+            self._settle_at = now + max(_SETTLE_SECONDS, pause_of_sink(self._settle_failures))
+            if self._settle_failures.bit_count() == 1:
+                self._logger.warning("worker %s stores its positions later: %s", self.reader_id, error)
             return []
+        self._settle_failures = 0
         found = [(place.segment, *unsettled[place.segment]) for place in stored]
         unsettled.clear()
         return found

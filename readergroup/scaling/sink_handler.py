@@ -1,8 +1,8 @@
 """Calls a handler with a connection of the sink, in the middle of its transaction.
 
-Three kinds of errors end a transaction. If the database was away or another transaction was in the way, the events are
-tried again, and that counts as no attempt. What the handler raised is raised, and counts as a failed attempt. Other
-errors of the sink end the worker: a newer owner has the segment, or the database is of no use.
+Three kinds of errors end a transaction. If the database was away or full, or another transaction was in the way, the
+events are tried again, and that counts as no attempt. What the handler raised is raised, and counts as a failed
+attempt. Other errors of the sink end the worker: a newer owner has the segment, or the database is of no use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from synchronizer.loggers import get_logger
 
 from ..errors import EventStoredError
 from ..sinks.sql_sink import SinkTransaction, SqlSink
-from ..sql.errors import is_conflict, is_passing, was_idle
+from ..sql.errors import is_conflict, is_full, is_passing, was_idle
 from ..sql.scripts import now
 from ..streams.event import Event, EventBatch
 from ..telemetry.logs import fields_of
@@ -67,7 +67,7 @@ class _Calls:
 
 
 class _TryAgainError(Exception):
-    """The database was away, or another transaction was in the way."""
+    """The database was away or full, or another transaction was in the way."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -81,7 +81,7 @@ def _judge_entry(error: Exception) -> BaseException:
 def _judge_handler(transaction: SinkTransaction, error: Exception) -> BaseException:
     if was_idle(error):
         return _too_slow()
-    return _TryAgainError(error) if transaction.lost or is_conflict(error) else error
+    return _TryAgainError(error) if transaction.lost or is_conflict(error) or is_full(error) else error
 
 
 def _judge_commit(error: Exception) -> BaseException:
@@ -159,6 +159,7 @@ class AsyncSinkHandler(_Calls):
                 await asyncio.sleep(self._pause(what, failures, again.error))
                 if self._stopping.is_set():
                     raise NotHandledError(WorkerStoppedError()) from again.error
+                self._go_on()
 
     async def _attempt(self, what: What) -> None:
         transaction = self._transaction(what)

@@ -14,8 +14,9 @@ _PASSING_STATES: Final = frozenset({
     "57P03", "57P05",
 })  # fmt: skip
 _PASSING_CLASSES: Final = ("08",)
+_FULL: Final = 13
 #: Errors of SQLite: busy, locked, full.
-_PASSING_CODES: Final = frozenset({5, 6, 13})
+_PASSING_CODES: Final = frozenset({5, 6, _FULL})
 #: What a server says that refuses a connection until somebody changes something. libpq passes the text on, and no code.
 _REFUSED: Final = re.compile(
     r'(database|role) "[^"]*" does not exist|authentication failed for user|no password supplied'
@@ -31,6 +32,12 @@ def is_passing(error: BaseException) -> bool:
 def is_conflict(error: BaseException) -> bool:
     """Return whether PostgreSQL ended the transaction because of another one: a deadlock or a failed serialization."""
     return sqlstate(error) in ("40001", "40P01")
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether the database has no space for what was written."""
+    codes = (getattr(each, "sqlite_errorcode", None) for each in with_causes(error))
+    return sqlstate(error) == "53100" or any(code is not None and code & 0xFF == _FULL for code in codes)
 
 
 def was_idle(error: BaseException) -> bool:

@@ -116,6 +116,21 @@ class ApplicationDatabase:
         else:
             connection.cursor().execute(_INSERT.format("?, ?, ?" if self.is_sqlite else "%s, %s, %s"), values)
 
+    def fill_up(self, connection: Any) -> None:
+        """Raise in this transaction what the database raises when its disk is full."""
+        if self.is_sqlite:
+            connection.execute("PRAGMA max_page_count = 1")  # the present size
+            try:
+                connection.execute("INSERT INTO effects (key) VALUES (zeroblob(1000000))")
+            finally:
+                connection.execute("PRAGMA max_page_count = 1000000")
+        else:
+            statement = "DO $$ BEGIN RAISE SQLSTATE '53100' USING MESSAGE = 'No space left on device'; END $$"
+            if self.kind.startswith("sqlalchemy"):
+                connection.exec_driver_sql(statement)
+            else:
+                connection.execute(statement)
+
     async def store_async(self, connection: Any, event: rg.Event[bytes]) -> None:
         if self.kind.startswith("sqlalchemy"):
             await connection.run_sync(self.store, event)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 import readergroup as rg
@@ -225,6 +227,75 @@ def test_a_pool_waits_for_a_server_that_is_away_and_says_so_once(
     told = [each for each in caplog.records if each.levelname == "WARNING" and "tries again" in each.getMessage()]
     assert len(told) == 1 and "the sink's database does not answer" in told[0].getMessage()
     assert "Connection refused" in told[0].getMessage()
+
+
+@pytest.mark.parametrize("database", ["sqlalchemy-sqlite"], indirect=True)
+def test_a_concurrent_pool_says_seldom_that_it_stores_its_positions_later(
+    database: ApplicationDatabase, client: rg.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = write(client, 10)
+    group = client.groups.create("billing", streams=[STREAM])
+    away: list[float] = []
+
+    def connect() -> Any:
+        if away and time.monotonic() < away[0]:
+            raise ConnectionError("the database is away")
+        return database.connect(check_same_thread=False)
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        if event.raw == b"k0:3":
+            away.append(time.monotonic() + 3)
+
+    engine = sqlalchemy.create_engine("sqlite://", creator=connect, poolclass=sqlalchemy.NullPool)
+    group.pool(handle, sink=SqlSink(engine), concurrency=2).run()
+    database.check(expected)
+    assert 1 <= caplog.text.count("stores its positions later") <= 4
+
+
+@pytest.mark.parametrize("async_database", ["psycopg-async-function"], indirect=True)
+def test_an_async_handler_whose_database_is_away_keeps_its_segments(
+    async_database: ApplicationDatabase, client: rg.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = write(client, 2)
+    group = client.groups.create("billing", streams=[STREAM], max_processing_seconds=2.4, reader_timeout_seconds=1.0)
+    refused = 0
+
+    async def connect() -> psycopg.AsyncConnection:
+        nonlocal refused
+        if refused < 6 and async_database.effects():  # for 3.15 s, with pauses of up to 1.6 s
+            refused += 1
+            raise ConnectionError("the database is away")
+        return await psycopg.AsyncConnection.connect(async_database.url)
+
+    async def handle(event: rg.Event[bytes], connection: Any) -> None:
+        await async_database.store_async(connection, event)
+
+    group.pool(handle, sink=SqlSink(connect)).run()
+    async_database.check(expected)
+    assert refused == 6
+    assert "no longer renews its lease" not in caplog.text
+
+
+@pytest.mark.parametrize("database", FEW, indirect=True)
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_handler_that_finds_the_disk_full_has_not_failed(
+    database: ApplicationDatabase, client: rg.Client, concurrency: int
+) -> None:
+    expected = write(client, 20)
+    client.streams.create("shop/dead")
+    group = client.groups.create("billing", streams=[STREAM])
+    full = iter([True] * 3)
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        if next(full, False):
+            database.fill_up(connection)
+
+    retry = rg.RetryPolicy(attempts=1, dead_letters="shop/dead")
+    group.pool(handle, sink=SqlSink(database.given()), retry=retry, concurrency=concurrency).run()
+    database.check(expected)
+    assert [*client.dead_letters("shop/dead").list()] == []
 
 
 @pytest.mark.parametrize("database", FEW, indirect=True)
