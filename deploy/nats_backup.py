@@ -19,7 +19,7 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import NoRespondersError
+from nats.errors import NoRespondersError, NoServersError
 
 _CHUNK_BYTES = 128 * 1024
 _SECONDS = 30.0
@@ -100,13 +100,24 @@ def _check(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-async def _ignore(error: Exception) -> None:
-    """The call that fails raises it."""
-
-
 async def main(verb: str, servers: str, stream: str, folder: str) -> None:
-    async with await nats.connect(servers.split(","), allow_reconnect=False, error_cb=_ignore) as connection:
-        await {"backup": backup, "restore": restore}[verb](connection, stream, Path(folder))
+    told: list[Exception] = []  # a server tells of a missing right only here, and leaves the call without an answer
+
+    async def note(error: Exception) -> None:
+        told.append(error)
+
+    try:
+        # Without a limit of attempts nats-py tries for minutes to reach a server that is away.
+        async with await nats.connect(
+            servers.split(","), allow_reconnect=False, max_reconnect_attempts=1, error_cb=note
+        ) as connection:
+            await {"backup": backup, "restore": restore}[verb](connection, stream, Path(folder))
+    except NoServersError as failure:
+        why = "".join(f": {error or type(error).__name__}" for error in told[-1:])
+        raise ConnectionError(f"no server answers; check the address{why}") from failure
+    except nats.errors.TimeoutError as failure:
+        why = "".join(f": {error}" for error in told[-1:])
+        raise RuntimeError(f"no answer within {_SECONDS:g} s{why}") from failure
 
 
 if __name__ == "__main__":

@@ -109,6 +109,30 @@ def _servers() -> Iterator[ExitStack]:
             pytest.skip(f"no such server here: {reason}")
 
 
+@pytest.mark.parametrize("verb", ["backup", "restore"])
+def test_the_backup_of_nats_gives_up_where_no_server_answers(verb: str, tmp_path: Path) -> None:
+    done = _nats_backup(verb, "nats://shop:secret@127.0.0.1:1", tmp_path / "backup")
+    assert done.returncode == 1 and "no server answers; check the address: " in done.stderr
+    assert "secret" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_backup_of_nats_without_its_right_names_the_right(tmp_path: Path) -> None:
+    program = (ROOT / "deploy" / "nats_backup.py").read_text()
+    (tmp_path / "nats_backup.py").write_text(program.replace("_SECONDS = 30.0", "_SECONDS = 1.0"))
+    users = 'authorization { users: [{ user: shop, password: secret, permissions: { publish: ["readergroup.>"] } }] }'
+    with _servers() as servers:
+        server = servers.enter_context(NatsServer(settings=[users], credentials="shop:secret"))
+        done = _nats_backup("backup", server.url, tmp_path / "backup", tmp_path / "nats_backup.py")
+    assert done.returncode == 1 and "$js.api.stream.snapshot.readergroup" in done.stderr.lower()
+
+
+def _nats_backup(
+    verb: str, servers: str, folder: Path, program: Path = ROOT / "deploy" / "nats_backup.py"
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(program), verb, servers, "readergroup", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LONG)
+
+
 def _nodes(server: NatsServer | NatsCluster) -> list[NatsServer]:
     return server.nodes if isinstance(server, NatsCluster) else [server]
 
