@@ -203,6 +203,10 @@ class Sampler:
             error = "the client is closed"
         except ReaderGroupError as failed:
             error = self.count(failed)
+            if before.error is None:
+                _logger.warning("the web view cannot read the store, and tries again: %s", error)
+        if error is None and before.error is not None:
+            _logger.info("the web view reads the store again")
         if error is not None:
             groups = {name: replace(each, error=error) for name, each in before.groups.items()}
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from dataclasses import replace
 from typing import Any
@@ -245,6 +246,23 @@ def test_probes_and_samples_tell_of_a_store_that_is_away() -> None:
             assert found["readergroup_sample_errors_total", ("StoreUnavailableError",)] >= 1
             assert browser.get(f"/groups/{GROUP}/desired-readers").status_code == 503
             assert browser.get("/groups").json()["groups"][0]["error"]
+
+
+def test_the_log_tells_once_of_a_store_that_is_away_and_of_its_return(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "readergroup.serve")
+    failing_store = FailingStore(open_store("memory://"))
+    with rg.Client(failing_store, timeout=0.1) as client:
+        client.groups.create(GROUP, streams=[client.streams.create(STREAM).name])
+        with viewed(client, sample_interval_seconds=0.05) as browser:
+            browser.get("/groups")
+            failing_store.unavailable = True
+            failed = ("readergroup_sample_errors_total", ("StoreUnavailableError",))
+            until(lambda: values(browser.get("/metrics").text).get(failed, 0) >= 3)
+            failing_store.unavailable = False
+            until(lambda: values(browser.get("/metrics").text)["readergroup_store_up", ()] == 1)
+    away, back = [each for each in caplog.records if each.name == "readergroup.serve.sampler"]
+    assert away.levelno == logging.WARNING and "cannot read the store" in away.message
+    assert back.levelno == logging.INFO and "again" in back.message
 
 
 def test_a_sample_that_waits_for_the_store_tells_that_it_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
