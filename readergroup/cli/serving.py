@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 from pathlib import Path
@@ -88,7 +89,10 @@ def _is_loopback(host: str) -> bool:
 
 def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that takes connections from now on, so that the printed address works at once."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:  # a label of the name that is empty or too long
+        raise Failed(f"cannot listen on {host}: {getattr(error, 'strerror', error)}; choose another --host") from error
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -99,5 +103,6 @@ def _listening(host: str, port: int) -> socket.socket:
         listening.listen(128)
     except OSError as error:
         listening.close()
-        raise Failed(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
+        option = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise Failed(f"cannot listen on {host}, port {port}: {error.strerror}; choose another {option}") from error
     return listening

@@ -113,7 +113,13 @@ def test_what_cannot_work_is_said_in_a_line(url: str, tmp_path: Path, monkeypatc
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert "Name or service not known" in refusal(url, "--host", "nowhere.invalid", "--token", TOKEN)
+    said = refusal(url, "--host", "nowhere.invalid", "--token", TOKEN)
+    assert "nowhere.invalid: Name or service not known; choose another --host" in said
+
+
+def test_an_address_of_another_machine_is_refused_with_the_option_to_change(url: str) -> None:
+    assert "choose another --host" in refusal(url, "--host", "192.0.2.1", "--token", TOKEN)
+    assert "choose another --host" in refusal(url, "--host", "a..b", "--token", TOKEN)
 
 
 def test_changes_are_allowed_only_if_asked_for(url: str) -> None:
