@@ -66,6 +66,8 @@ Tags = Annotated[
 ]
 
 _NO_SEGMENTS: Final[list[str]] = []
+#: The most numbers of segments, or runs of them, on one line.
+_NUMBERS: Final = 10
 _OTHER_PROGRAMS: Final = (
     "A program that calls streams.create with another config fails at its next start: change it, or call streams.info "
     "there instead."
@@ -364,8 +366,22 @@ def show_change(found: rg.StreamInfo, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    segments = ", ".join(str(_number_of(segment)) for segment in found.segments)
+    segments = _numbers_in_words([_number_of(segment) for segment in found.segments])
     say(f"{found.name}: {count(len(found.segments), 'segment')} ({segments}), epoch {found.epoch}, {_condition(found)}")
+
+
+def _numbers_in_words(numbers: list[int]) -> str:
+    """Return the numbers of segments: all of a few, and the runs of many."""
+    if len(numbers) <= _NUMBERS:
+        return ", ".join(map(str, numbers))
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    shown = [(" to " if run[-1] > run[0] + 1 else ", ").join(map(str, run)) for run in runs[:_NUMBERS]]
+    return ", ".join(shown + ["..."] * (len(runs) > _NUMBERS))
 
 
 def _number_of(segment: rg.SegmentId) -> int:

@@ -92,6 +92,11 @@ def _write_lines(
             writer.write(line, key_of(line, number))
         except ValueError as error:
             raise Failed(f"line {number:,}: {error}; the lines before it are stored") from error
+        except rg.DeadlineExceededError as error:  # closing the writer stores the lines before it, or raises
+            raise Failed(
+                f"line {number:,} and those after it are not written, because the store accepted nothing for too "
+                f"long; the lines before it are stored: {error.facts.get('cause', error)}"
+            ) from error
         size += len(line)
         if number % _STEP == 0:
             advance(size + number - done, count(number, "event"))
