@@ -44,6 +44,39 @@ def batches_between(
 ) -> Iterator[Sequence[rg.Event[bytes]]]:
     """Iterate over the events between two places, about in the order of writing, and exactly for each routing key."""
     client.batch.segment_ranges(stream, start=start, end=end)  # raises what is wrong with them
+    for events, _ in _steps(client, stream, start, end, most=most):
+        yield events
+
+
+def batches_from(
+    client: rg.Client, stream: str, start: rg.StreamCut, *, most: float
+) -> Iterator[Sequence[rg.Event[bytes]]]:
+    """As `batches_between`, and go on with new events until the stream is sealed, also after the store was away."""
+    client.batch.segment_ranges(stream, start=start)  # raises what is wrong with it
+    at, left, never, is_away = start, most, threading.Event(), False
+    while True:
+        try:
+            info = client.streams.info(stream)
+            for events, following in _steps(client, stream, at, info.tail, most=left):
+                yield events
+                at, left = following, left - len(events)
+        except (rg.StoreUnavailableError, rg.DeadlineExceededError) as error:
+            if isinstance(error, rg.StorePermissionError):
+                raise
+            if not is_away:
+                warn(f"waits for the store, and tries again: {error}")
+            is_away = True
+        else:
+            if left <= 0 or info.sealed:
+                return
+            at, is_away = info.tail, False
+        client.clock.wait(never, LOOK_SECONDS)
+
+
+def _steps(
+    client: rg.Client, stream: str, start: rg.StreamCut, end: rg.StreamCut, *, most: float
+) -> Iterator[tuple[Sequence[rg.Event[bytes]], rg.StreamCut]]:
+    """Iterate over the events in portions, each with the place behind it."""
     at, left = start, most
     while left > 0:
         following = client.batch.next_cut(at, max_events=int(min(left, _STEP)), end=end)
@@ -51,24 +84,8 @@ def batches_between(
             return
         ranges = client.batch.segment_ranges(stream, start=at, end=following)
         events = list(merge(*(read_range(client, each) for each in ranges), key=attrgetter("written_at")))
-        yield events
+        yield events, following
         at, left = following, left - len(events)
-
-
-def batches_from(
-    client: rg.Client, stream: str, start: rg.StreamCut, *, most: float
-) -> Iterator[Sequence[rg.Event[bytes]]]:
-    """As `batches_between`, and go on with new events until the stream is sealed."""
-    at, left, never = start, most, threading.Event()
-    while True:
-        info = client.streams.info(stream)
-        for events in batches_between(client, stream, at, info.tail, most=left):
-            yield events
-            left -= len(events)
-        if left <= 0 or info.sealed:
-            return
-        at = info.tail
-        client.clock.wait(never, LOOK_SECONDS)
 
 
 def read_range(client: rg.Client, segment_range: rg.SegmentRange) -> Iterator[rg.Event[bytes]]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
+from math import inf
 from pathlib import Path
 
 import pytest
 
 import readergroup as rg
+from readergroup.cli.places import batches_from
+from synchronizer import open_store
+from synchronizer.testing import FailingStore
 from tests.readergroup.cli.test_commands import Cli, read_line
 from tests.waiting import PATIENCE_SECONDS
 
@@ -55,6 +60,27 @@ def test_events_are_read_across_a_scale_in_the_order_of_their_keys(orders: Cli) 
     everything = [int(line) for line in orders.ok("read", "shop/orders", "--from", "head").split()]
     for key in range(5):
         assert [each for each in everything if each % 5 == key] == list(range(key, 600, 5))
+
+
+def test_following_without_a_group_goes_on_where_it_was_after_the_store_was_away(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = FailingStore(open_store("memory://"))
+    with rg.Client(store, timeout=0.1) as client:
+        start = client.streams.create("shop/orders").tail
+        with client.writer("shop/orders") as writer:
+            writer.write(b"before")
+        batches = batches_from(client, "shop/orders", start, most=inf)
+        assert [event.data for event in next(batches)] == [b"before"]
+        with client.writer("shop/orders") as writer:
+            writer.write(b"after")
+        client.streams.seal("shop/orders")
+        store.unavailable = True
+        back = threading.Timer(1.0, setattr, (store, "unavailable", False))
+        back.start()
+        assert [event.data for batch in batches for event in batch] == [b"after"]
+        back.join()
+    assert capsys.readouterr().err.count("waits for the store") == 1
 
 
 def test_following_without_a_group_hears_what_is_written_later(orders: Cli) -> None:
