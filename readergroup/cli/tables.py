@@ -32,7 +32,8 @@ class Table:
         from rich.table import Table as Folded
 
         if len(self._rows) > _MOST_FOLDED_ROWS:
-            yield Segment(f"{self}\n")
+            # In a live picture, sys.stdout is a stand-in without an encoding.
+            yield Segment("\n".join(self._lines(getattr(console.file, "encoding", None))) + "\n")
             return
         made = Folded(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for column, is_number in zip(self._columns, self._is_number, strict=True):
@@ -46,9 +47,9 @@ class Table:
 
     def __str__(self) -> str:
         """The head, a rule, and a line for each row, however wide they are."""
-        return "\n".join(self._lines())
+        return "\n".join(self._lines(sys.stdout.encoding))
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self, encoding: str | None) -> Iterator[str]:
         rows = [[_on_one_line(cell) for cell in row] for row in (self._columns, *self._rows)]
         width = _width_of(rows)
         widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
@@ -57,7 +58,7 @@ class Table:
             cells = zip(row, pads, self._is_number, strict=True)
             yield _GAP.join(pad + cell if is_number else cell + pad for cell, pad, is_number in cells)
             if number == 0:
-                yield _rule() * (sum(widths) + len(_GAP) * (len(widths) - 1))
+                yield _rule(encoding) * (sum(widths) + len(_GAP) * (len(widths) - 1))
 
 
 def _on_one_line(cell: str) -> str:
@@ -73,5 +74,5 @@ def _width_of(rows: Iterable[Iterable[str]]) -> Callable[[str], int]:
     return cell_len
 
 
-def _rule() -> str:
-    return "─" if sys.stdout.encoding.lower().startswith("utf") else "-"
+def _rule(encoding: str | None) -> str:
+    return "─" if (encoding or "").lower().startswith("utf") else "-"

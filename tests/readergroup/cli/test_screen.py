@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 
 import readergroup as rg
 from readergroup.cli import screen, tables
@@ -39,6 +41,19 @@ def test_a_table_looks_the_same_on_a_terminal_in_a_pipe_and_if_it_is_long(
     screen.out().print(table)
     assert lines() == in_a_pipe
     assert len(in_a_pipe) == 2 + len(rows)
+
+
+def test_a_long_table_is_shown_in_a_live_picture(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("LINES", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    table = tables.Table("segment", "events", rows=[(f"shop/orders/{number}", "0") for number in range(501)])
+    with Live(table, console=Console(), auto_refresh=False):
+        pass
+    shown = capsys.readouterr().out
+    assert "shop/orders/0 " in shown and "─" in shown
 
 
 def test_a_row_in_a_pipe_is_one_line_however_long_its_cells_are(capsys: pytest.CaptureFixture[str]) -> None:
