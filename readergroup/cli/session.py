@@ -51,6 +51,8 @@ _COMMANDS: Final[Mapping[str, str]] = {
         "change it with 'readergroup group configure', or delete it with 'readergroup group delete'"
     ),
     ", then open another reader": "",
+    "use by='events'": "use --by events",
+    'they need consumed_by="subscribers"': "they need --retention-consumed-by subscribers",
 }
 
 

@@ -17,6 +17,7 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from readergroup.cli.app import _is_of_use, _words_in, app_with
 from readergroup.cli.escaping import printable
 from readergroup.cli.session import one_line
 from readergroup.group.model.updates import CreateCheckpoint
+from synchronizer import open_store
+from synchronizer.testing import FailingStore
 from tests.command import app
 from tests.places import DOCS
 from tests.servers.nats import NatsServer, nats_server_binary
@@ -893,6 +896,18 @@ def test_a_timeout_may_be_as_long_as_one_likes(orders: Cli, timeout: str) -> Non
 def test_nobody_is_advised_to_create_what_they_delete(orders: Cli, kind: str) -> None:
     message = orders.fails(1, kind, "delete", "shop/nothing" if kind == "stream" else "nobody", "--yes")
     assert f"'readergroup {kind} list' prints the names" in message and "create" not in message
+
+
+def test_errors_name_options_and_not_arguments(orders: Cli) -> None:
+    consumed = orders.fails(1, "stream", "configure", "shop/orders", "--retention-min-age", "3d")
+    assert "they need --retention-consumed-by subscribers" in consumed
+    store = FailingStore(open_store("memory://"))
+    store.guarantees = replace(store.guarantees, server_side_copy=False)
+    with rg.Client(store) as client:
+        client.streams.create("shop/orders")
+        with pytest.raises(rg.UnsupportedError) as raised:
+            client.streams.copy("shop/orders", "shop/copy", by="segments")
+    assert "use --by events" in one_line(str(raised.value))
 
 
 def test_errors_name_commands_and_not_calls(orders: Cli) -> None:
