@@ -126,5 +126,6 @@ def is_locked(error: BaseException) -> bool:
 
 def unavailable(error: BaseException) -> StoreUnavailableError:
     return StoreUnavailableError(
-        "the database of the outbox did not do what was asked; see the cause, or try again", cause=" ".join(str(error).split())
+        "the database of the outbox did not do what was asked; see the cause, or try again",
+        cause=" ".join(str(error).split()),
     )

@@ -112,6 +112,11 @@ class StoreMetrics(Collector):
             ),
             ("waiting_retries", "Events that wait for their next attempt.", lambda g: g.retries.events),
             ("kept_checkpoints", "Completed checkpoints in the state of the group.", _checkpoints),
+            (
+                "outstanding_checkpoints",
+                "Checkpoints that not all readers have passed.",
+                lambda g: len(g.state.outstanding_checkpoints),
+            ),
         )
         for name, documentation, value in columns:
             family = GaugeMetricFamily(f"readergroup_group_{name}", documentation, labels=_GROUP)

@@ -22,7 +22,7 @@ from readergroup.telemetry import PrometheusCollector
 from synchronizer import open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.serve.serving import GROUP, LOCAL, STREAM, filled, viewed
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 
 def values(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -94,9 +94,13 @@ def test_metrics_are_those_of_the_group(store_url: str) -> None:
             assert found["readergroup_group_owner_changes_total", (GROUP,)] == 4
             assert found["readergroup_group_takeovers_total", ("dead", GROUP)] == 0
             assert found["readergroup_sample_fetch_duration_seconds_count", ()] >= 1
-        group.checkpoint("nightly")
+            nightly = CallInThread(lambda: group.checkpoint("nightly", timeout=PATIENCE_SECONDS))
+            outstanding = ("readergroup_group_outstanding_checkpoints", (GROUP,))
+            until(lambda: values(browser.get("/metrics").text)[outstanding] == 1)
+        assert isinstance(nightly.ended(), rg.Checkpoint)
         until(lambda: values(browser.get("/metrics").text)["readergroup_group_checkpoints_total", (GROUP,)] == 1)
         found = values(browser.get("/metrics").text)
+        assert found[outstanding] == 0
         assert found["readergroup_group_last_checkpoint_timestamp_seconds", (GROUP,)] > 1e9
 
 

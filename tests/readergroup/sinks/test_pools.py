@@ -258,12 +258,12 @@ def test_an_async_handler_whose_database_is_away_keeps_its_segments(
     async_database: ApplicationDatabase, client: rg.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = write(client, 2)
-    group = client.groups.create("billing", streams=[STREAM], max_processing_seconds=2.4, reader_timeout_seconds=1.0)
+    group = client.groups.create("billing", streams=[STREAM], max_processing_seconds=4.8, reader_timeout_seconds=1.0)
     refused = 0
 
     async def connect() -> psycopg.AsyncConnection:
         nonlocal refused
-        if refused < 6 and async_database.effects():  # for 3.15 s, with pauses of up to 1.6 s
+        if refused < 7 and async_database.effects():  # for 6.35 s, with pauses of up to 3.2 s
             refused += 1
             raise ConnectionError("the database is away")
         return await psycopg.AsyncConnection.connect(async_database.url)
@@ -273,7 +273,7 @@ def test_an_async_handler_whose_database_is_away_keeps_its_segments(
 
     group.pool(handle, sink=SqlSink(connect)).run()
     async_database.check(expected)
-    assert refused == 6
+    assert refused == 7
     assert "no longer renews its lease" not in caplog.text
 
 
