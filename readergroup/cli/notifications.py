@@ -10,7 +10,7 @@ import readergroup as rg
 from synchronizer.threads.flag import Flag
 
 from .groups import Name, commands
-from .screen import out, print_json, say
+from .screen import out, print_json, say, warn
 from .session import WrongUsage, ended_by_signal, session
 from .streams import AsJson
 from .times import shown_time
@@ -40,13 +40,15 @@ def notifications(
 ) -> None:
     """Show the recorded notifications of a group: changes of segments and readers, end of data, lag.
 
-    Times are in UTC, by the clock of the recording process. With --follow, ends with Ctrl-C. With --json, prints one
-    line per notification.
+    Times are in UTC, by the clock of the recording process. With --follow, ends with Ctrl-C, and waits while the
+    store is unavailable. With --json, prints one line per notification.
     """
     first = _revision(start)
     stop = Flag()
     with ended_by_signal(stop.set), session(context).connect() as client:
         record = client.groups.get(group).notification_record
+        if follow and ((found := record.range()) is None or found.start == found.end):
+            warn(_nothing(group))
         is_empty = True
         for notification in record.follow(first, stop=stop) if follow else record.read(first):
             is_empty = False
@@ -57,7 +59,11 @@ def notifications(
             if stop.is_set():
                 return
     if is_empty and not as_json and not stop.is_set():
-        say(f"Nothing is recorded for {group}. A process records notifications after it calls record_notifications().")
+        say(_nothing(group))
+
+
+def _nothing(group: str) -> str:
+    return f"Nothing is recorded for {group}. A process records notifications after it calls record_notifications()."
 
 
 def _revision(text: str | None) -> rg.Revision | None:

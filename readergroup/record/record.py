@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from notifications import Notification
 from synchronizer import (
@@ -14,10 +14,15 @@ from synchronizer import (
     NotFoundError,
     Revision,
     SegmentStore,
+    StoreFullError,
+    StorePermissionError,
+    StoreUnavailableError,
     TruncatedError,
 )
 from synchronizer.arguments import check_type
-from synchronizer.backoff import Backoff
+from synchronizer.backoff import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, Backoff
+from synchronizer.clock import growing_pause
+from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 
@@ -28,10 +33,10 @@ from .naming import LIFE, record_segment
 if TYPE_CHECKING:
     import pyarrow
 
-R = TypeVar("R")
-
 #: How often `NotificationRecord.follow` checks whether to stop and whether the group was deleted and created again.
 _WAIT_SECONDS: Final = 1.0
+
+_logger = get_logger(__name__)
 
 
 class NotificationRecord:
@@ -49,18 +54,7 @@ class NotificationRecord:
 
     def range(self) -> RecordRange | None:
         """Return the range of all present notifications; None if none was recorded since the group was created."""
-
-        def look() -> RecordRange | None:
-            life = self.store.attributes(self._log, names=[LIFE]).get(LIFE)
-            if life is None:
-                return None
-            try:
-                info = self.store.info(record_segment(self._group, life.decode()))
-            except NotFoundError:  # not yet created, or already deleted
-                return None
-            return RecordRange(group=self._group, life=life.decode(), start=info.start_offset, end=info.length)
-
-        return self._patiently(look)
+        return Backoff(self._clock, Deadline(self._clock, self._timeout)).retry(self._present)
 
     def read(self, start: Revision | None = None) -> Iterator[Notification]:
         """Return an iterator over the present notifications, in order.
@@ -76,11 +70,16 @@ class NotificationRecord:
     def follow(self, start: Revision | None = None, *, stop: threading.Event | None = None) -> Iterator[Notification]:
         """Return an iterator over the present notifications and all later ones, as they are recorded.
 
-        It skips notifications that retention removes before they are read. A deleted group has none.
+        It skips notifications that retention removes before they are read. A deleted group has none. While the store
+        is unavailable or full, it logs one warning, waits without a timeout, and then continues where it was.
 
         Args:
             start: Skip notifications of earlier revisions of the group. Default: skip none.
             stop: Ends the iterator when it is set, within about a second. Default: never.
+
+        Raises:
+            StorePermissionError: The iterator raises it if the user of the store lacks a right.
+            ClosedError: The iterator raises it if the client was closed.
         """
         check_type(start, Revision, "start", or_none=True)
         check_type(stop, threading.Event, "stop", or_none=True)
@@ -88,30 +87,44 @@ class NotificationRecord:
 
     def _follow(self, start: Revision | None, stop: threading.Event) -> Iterator[Notification]:
         life, told = "", -1  # the offset of the last notification
+        failures = 0  # in a row
         while not stop.is_set():
-            present = self.range()
-            if present is None:
-                self._clock.wait(stop, _WAIT_SECONDS)
-                continue
-            if present.life != life:
-                life, told = present.life, -1
-            rest = present.model_copy(update={"start": max(present.start, told)})
-            with suppress(NotFoundError, TruncatedError):
-                for offset, notification in entries(self.store, rest):
-                    if offset > told:
-                        told = offset
-                        if start is None or notification.revision >= start:
-                            yield notification
-            self._wait_for_growth(present)
-
-    def _wait_for_growth(self, present: RecordRange) -> None:
-        def wait() -> None:
             try:
-                self.store.wait({present.segment: present.end}, _WAIT_SECONDS)
-            except NotFoundError:
-                return
+                present = self._present()
+                if present is None:
+                    failures = 0
+                    self._clock.wait(stop, _WAIT_SECONDS)
+                    continue
+                if present.life != life:
+                    life, told = present.life, -1
+                rest = present.model_copy(update={"start": max(present.start, told)})
+                with suppress(NotFoundError, TruncatedError):
+                    for offset, notification in entries(self.store, rest):
+                        if offset > told:
+                            told = offset
+                            if start is None or notification.revision >= start:
+                                yield notification
+                with suppress(NotFoundError):
+                    self.store.wait({present.segment: present.end}, _WAIT_SECONDS)
+                failures = 0
+            except (StoreUnavailableError, StoreFullError) as error:
+                if isinstance(error, StorePermissionError):
+                    raise
+                failures += 1
+                if failures == 1:
+                    _logger.warning("the record of %s waits for the store, and tries again: %s", self._group, error)
+                pause = growing_pause(failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
+                self._clock.wait(stop, pause)
 
-        self._patiently(wait)
+    def _present(self) -> RecordRange | None:
+        life = self.store.attributes(self._log, names=[LIFE]).get(LIFE)
+        if life is None:
+            return None
+        try:
+            info = self.store.info(record_segment(self._group, life.decode()))
+        except NotFoundError:  # not yet created, or already deleted
+            return None
+        return RecordRange(group=self._group, life=life.decode(), start=info.start_offset, end=info.length)
 
     def record_batches(self, start: Revision | None = None) -> Iterator[pyarrow.RecordBatch]:
         """Return `read` as an iterator over Arrow record batches, with the schema `readergroup.record.arrow.SCHEMA`.
@@ -141,9 +154,6 @@ class NotificationRecord:
         for offset, notification in entries(self.store, found):
             if start is None or notification.revision >= start:
                 yield offset, notification
-
-    def _patiently(self, call: Callable[[], R]) -> R:
-        return Backoff(self._clock, Deadline(self._clock, self._timeout)).retry(call)
 
 
 def entries(store: SegmentStore, within: RecordRange) -> Iterator[tuple[int, Notification]]:

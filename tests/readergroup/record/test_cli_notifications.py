@@ -11,6 +11,8 @@ import pytest
 
 import readergroup as rg
 from synchronizer import open_store
+from synchronizer.testing import FailingStore
+from synchronizer.testing.failing_store import Operation
 from tests.readergroup.cli.test_commands import PATIENCE_SECONDS, Cli
 
 STREAM = "shop/orders"
@@ -94,6 +96,55 @@ def test_it_follows_what_is_recorded_until_it_is_interrupted(cli: Cli) -> None:
         assert json.loads(process.stdout.readline())["number_of_segments"] == 4
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_SECONDS) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_follows_on_where_it_was_after_the_store_was_away(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    record(cli)
+    store = FailingStore(open_store(cli.url))
+    failures: list[Operation] = []
+    waits_after_the_outage: list[Operation] = []
+
+    def before(operation: Operation) -> None:
+        if operation.verb == "wait" and not failures:
+            with rg.connect(cli.url) as client:
+                client.groups.get("billing").synchronizer.update_state_unconditionally(rg.AddReader(reader="r2"))
+                client.groups.get("billing").record_notifications(lag_interval_seconds=None).close()
+        reads_record = operation.verb == "read" and operation.segment.startswith("record/")
+        if reads_record and store.count("wait") and len(failures) < 3:
+            failures.append(operation)
+            raise rg.StoreUnavailableError("no answer")
+        if operation.verb == "wait" and len(failures) == 3:
+            waits_after_the_outage.append(operation)
+            if len(waits_after_the_outage) == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    store.before = before
+    monkeypatch.setattr("readergroup.cli.session.open_store", lambda *_, **__: store)
+    followed = cli.ok("group", "notifications", "billing", "--follow", "--json").splitlines()
+    assert len(failures) == 3
+    assert caplog.text.count("waits for the store") == 1
+    monkeypatch.undo()
+    assert followed == cli.ok("group", "notifications", "billing", "--json").splitlines()
+    assert json.loads(followed[-1])["joined"] == ["r2"]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_following_a_group_of_which_nothing_is_recorded_says_so_and_waits(cli: Cli, options: tuple[str, ...]) -> None:
+    process = cli.process("group", "notifications", "billing", "--follow", *options)
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stderr.readline().startswith("readergroup: Nothing is recorded for billing. A process records")
+        record(cli)
+        lines = [process.stdout.readline() for _ in range(5)]
+        assert "r1" in lines[-1]
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_SECONDS) == ("", "")
+        assert process.returncode == 0
     finally:
         process.kill()
         process.communicate()

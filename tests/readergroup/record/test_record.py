@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import random
 import re
 import sys
 import threading
@@ -22,8 +24,18 @@ from readergroup.record.analyses import (
 )
 from readergroup.record.arrow import SCHEMA, table
 from readergroup.record.entries import LagSample, RecordRange, encode_notification
-from readergroup.record.record import entries
-from synchronizer import AttributeChange, TruncatedError, UnsupportedError
+from readergroup.record.record import NotificationRecord, entries
+from synchronizer import (
+    AttributeChange,
+    StorePermissionError,
+    StoreUnavailableError,
+    SystemClock,
+    TruncatedError,
+    UnsupportedError,
+    open_store,
+)
+from synchronizer.testing import FailingStore
+from synchronizer.testing.failing_store import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world
 
 pytestmark = pytest.mark.stores(round_robin=True)
@@ -140,6 +152,107 @@ def test_who_follows_goes_over_to_the_group_that_is_created_again(world: World) 
     assert second.cause == "present value" and second.revision > first.revision
     stop.set()
     assert list(follow) == []
+
+
+# ---------------------------------------------------------------------- while the store is away
+
+
+def record_of(world: World, store: FailingStore) -> NotificationRecord:
+    """A record whose other calls have no time to wait for the store."""
+    log = world.group.synchronizer.segment
+    return NotificationRecord(store, group="billing", log=log, clock=SystemClock(), timeout=0.0)
+
+
+@pytest.mark.parametrize("verb", ["attributes", "info", "read", "wait"])
+def test_whoever_follows_goes_on_where_it_was_after_the_store_was_away(
+    world: World, caplog: pytest.LogCaptureFixture, verb: str
+) -> None:
+    handle = world.process().group.record_notifications(lag_interval_seconds=None)
+    handle.poll()
+    failures: list[Operation] = []
+
+    def fail(operation: Operation) -> None:
+        if verb == operation.verb and len(failures) < 3:
+            failures.append(operation)
+            raise StoreUnavailableError("no answer")
+
+    with FailingStore(open_store(world.url)) as store:
+        stop = threading.Event()
+        follow = record_of(world, store).follow(stop=stop)
+        found = [next(follow), next(follow)]
+        store.before = fail
+        for number in range(2):
+            world.admin.streams.scale(STREAM, split=[number])
+            handle.poll()
+            found.append(next(follow))
+        stop.set()
+        found += follow
+    assert len(failures) == 3
+    assert found == list(world.group.notification_record.read())
+    (told,) = [each.getMessage() for each in caplog.records if "tries again" in each.getMessage()]
+    assert told == "the record of billing waits for the store, and tries again: no answer"
+
+
+def test_faults_at_any_moment_repeat_nothing_and_leave_nothing_out(world: World) -> None:
+    process = world.process()
+    log = process.group.synchronizer
+    with process.group.record_notifications(lag_interval_seconds=None) as handle:
+        for number in range(10):
+            log.update_state_unconditionally(rg.AddReader(reader=f"r{number}"))
+            handle.poll()
+    recorded = list(world.group.notification_record.read())
+    assert len(recorded) > 10
+    with FailingStore(open_store(world.url), rng=random.Random(1), fault_rate=0.2) as store:
+        store.cut_reads(1000)  # so that faults come between two notifications
+        stop = threading.Event()
+        follow = record_of(world, store).follow(stop=stop)
+        found = list(itertools.islice(follow, len(recorded)))
+        waits = store.count("wait")
+
+        def stop_after_another_look(operation: Operation) -> None:
+            if operation.verb == "wait" and store.count("wait") > waits + 1:
+                stop.set()
+
+        store.before = stop_after_another_look
+        found += follow
+    assert found == recorded
+
+
+def test_whoever_follows_ends_when_asked_while_the_store_is_away(world: World) -> None:
+    with FailingStore(open_store(world.url)) as store:
+        stop = threading.Event()
+        store.unavailable = True
+        store.before = lambda _: stop.set() if len(store.operations) > 2 else None
+        assert list(record_of(world, store).follow(stop=stop)) == []
+        assert len(store.operations) == 3
+
+
+def test_a_missing_right_and_a_closed_client_end_whoever_follows(world: World) -> None:
+    with FailingStore(open_store(world.url)) as store:
+
+        def refuse(operation: Operation) -> None:
+            raise StorePermissionError("no right")
+
+        store.before = refuse
+        with pytest.raises(StorePermissionError):
+            next(record_of(world, store).follow())
+    client = rg.connect(world.url)
+    world.process().group.record_notifications(lag_interval_seconds=None).poll()
+    follow = client.groups.get("billing").notification_record.follow()
+    next(follow)
+    client.close()
+    with pytest.raises(rg.ClosedError):
+        list(follow)
+
+
+def test_a_deleted_group_has_nothing_to_follow(world: World) -> None:
+    follow_until = threading.Event()
+    store = FailingStore(open_store(world.url))
+    with store:
+        record = record_of(world, store)
+        world.admin.groups.delete("billing")
+        store.after = lambda _: follow_until.set()
+        assert list(record.follow(stop=follow_until)) == []
 
 
 # ---------------------------------------------------------------------- what a newer release wrote
