@@ -210,9 +210,9 @@ class BackgroundPolling:
         self._not_before = self._clock.monotonic() + pause
         if self._failures.bit_count() == 1:  # the 1st, 2nd, 4th and so on
             _logger.warning(
-                "poll %d of %s in a row failed; the next is in %.3g s: %s",
-                self._failures,
+                "polls of %s fail (%d in a row); the next is in %.3g s: %s",
                 self._name,
+                self._failures,
                 pause,
                 error,
                 exc_info=error if self._failures == 1 else None,

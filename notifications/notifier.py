@@ -108,7 +108,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._polling = BackgroundPolling(
             self.poll,
             self._known,
-            name=self.source,
+            name=f"{type(self).__name__} of {self.source}",
             store=synchronizer.store,
             clock=self._clock,
             interval_seconds=interval_seconds,

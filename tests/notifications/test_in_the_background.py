@@ -108,7 +108,7 @@ def test_changes_during_an_outage_of_the_store_are_told_one_by_one_after_it(
         failing.unavailable = True
         for _ in range(3):
             elsewhere.update_state_unconditionally(Add())
-        until(lambda: "poll 1 of visits in a row failed" in caplog.text, "the failure is logged")
+        until(lambda: "polls of CountNotifier of visits fail (1 in a row)" in caplog.text, "the failure is logged")
         failing.unavailable = False
         assert heard.wait_for(3) == [0, 1, 2, 3]
 
@@ -274,7 +274,11 @@ def test_failing_polls_are_logged_and_repeated_after_growing_pauses(
     pauses = [later - earlier for earlier, later in zip(notifier.polled_at, notifier.polled_at[1:], strict=False)]
     for number in range(5):
         assert pauses[number] >= 0.02 * 2**number
-    assert [f"poll {number} of visits in a row failed" in caplog.text for number in range(1, 6)] == [1, 1, 0, 1, 0]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [
+        f"polls of FragileNotifier of visits fail ({number} in a row); the next is in {pause} s: the sky is falling"
+        for number, pause in ((1, "0.02"), (2, "0.04"), (4, "0.16"))
+    ]
     assert caplog.text.count("succeed again, after 5 failures") == caplog.text.count("succeed again") == 1
 
 
