@@ -280,6 +280,8 @@ def scale(
     """Split segments, or merge neighbours into one. Writers and readers continue."""
     if sum(map(bool, (split, merge, at, ranges))) != 1:
         raise WrongUsage("use one of --split SEGMENTS, --merge SEGMENTS, --at KEY and --ranges RANGES")
+    if at and not all(at):
+        raise WrongUsage("--at needs a routing key, not an empty text")
     with session(context).connect() as client:
         if split:
             found = client.streams.scale(stream, split=_segments(split), into=into)

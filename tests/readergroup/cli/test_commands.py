@@ -838,6 +838,8 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("stream scale shop/orders --ranges 0..1", "ranges must be written like"),
         ("stream scale shop/orders --split x", "segments must be written like"),
         ("stream scale shop/orders --split -1", "segments must be written like"),
+        ("stream scale shop/orders --at ", "--at needs a routing key"),
+        ("stream scale shop/orders --at alice --at ", "--at needs a routing key"),
         ("stream truncate shop/orders nonsense", "this is not a cut; use the value of head or tail of"),
         ("stream truncate shop/orders {}", "stream in stream_cuts of 'group describe --json'"),
         ("read shop/orders", "use either --group NAME, or --from and --to"),
