@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,7 +84,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
             *((f"{found.load:,}",) if are_weighed else ()),
             condition(found),
         )
-        for segment, found in sorted(state.segments.items())
+        for segment, found in ((segment, state.segments[segment]) for segment in by_number(state.segments))
     ]
     numbers = ("offset", *(("load",) if are_weighed else ()))
     say(Table("segment", "reader", *numbers, "is", numbers=numbers, rows=rows))
@@ -250,10 +250,17 @@ def lag_table(lag: rg.GroupLag, rates: Mapping[rg.SegmentId, float] | None = Non
             *(segment, each.owner or "-", f"{each.events:,}", size(each.bytes), f"{each.seconds:,.1f}"),
             *(() if rates is None else (f"{size(round(rates[segment]))}/s" if segment in rates else "",)),
         )
-        for segment, each in lag.segments.items()
+        for segment, each in ((segment, lag.segments[segment]) for segment in by_number(lag.segments))
     ]
     numbers = ("events", "size", "seconds", *(() if rates is None else ("read",)))
     return Table("segment", "reader", *numbers, numbers=numbers, rows=rows)
+
+
+def by_number(segments: Iterable[rg.SegmentId]) -> list[rg.SegmentId]:
+    """Return segments by their streams and numbers: 96, 97, 960."""
+    from ..streams.config import number_of, stream_of
+
+    return sorted(segments, key=lambda segment: (stream_of(segment), number_of(segment)))
 
 
 def _summary(name: str, state: rg.ReaderGroupState) -> dict[str, object]:

@@ -13,7 +13,7 @@ from synchronizer import ReaderGroupError
 
 from ..words import count
 from .escaping import printable
-from .groups import Name, lag_table
+from .groups import Name, by_number, lag_table
 from .screen import out, print_json, size
 from .session import ended_by_signal, session
 from .streams import AsJson
@@ -182,7 +182,7 @@ def _words_of_kind(notification: rg.Notification) -> str:
 
     match notification:
         case rg.SegmentNotification(segments=segments) if segments:
-            return f"{of_group.words(notification)} ({', '.join(segments)})"
+            return f"{of_group.words(notification)} ({', '.join(by_number(segments))})"
         case rg.LagSample():
             return f"lag: {behind(notification)}"
         case rg.LagNotification():

@@ -636,6 +636,15 @@ def test_watching_on_a_terminal_shows_the_segments_and_what_was_told(orders: Cli
     assert any("end of data" in line for line in plain(shown))
 
 
+def test_a_group_is_shown_with_its_segments_in_the_order_of_their_numbers(cli: Cli) -> None:
+    cli.ok("stream", "create", "shop/many", "--segments", "11")
+    cli.ok("read", "shop/many", "--group", "g")
+    for command in ("describe", "lag"):
+        lines = cli.ok("group", command, "g").splitlines()
+        segments = [line.split()[0] for line in lines if line.startswith("shop/many/")]
+        assert segments == [f"shop/many/{number}" for number in range(11)]
+
+
 # ---------------------------------------------------------------------- screens
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import readergroup as rg
 from readergroup import testing
-from readergroup.cli.watching import _picture, _Rates
+from readergroup.cli.watching import _picture, _Rates, line_of
 from readergroup.testing import failing_store, manual_clock, reader_group_client  # noqa: F401
 from synchronizer.liveness.lease import Lease, LeaseObserver
 
@@ -65,3 +65,20 @@ def test_it_says_how_fast_each_segment_is_read(
         assert "3.0 kB/s" in shown()
         manual_clock.advance(3)
         assert "0 bytes/s" in shown()
+
+
+def test_it_shows_the_segments_in_the_order_of_their_numbers(
+    reader_group_client: rg.Client,  # noqa: F811
+) -> None:
+    client = reader_group_client
+    client.streams.create("shop/orders", scaling=rg.ScalingPolicy.fixed(11))
+    group = client.groups.create("g", streams=["shop/orders"])
+    console = Console(width=80, file=io.StringIO())
+    console.print(_picture(group, LeaseObserver(), _Rates()))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    in_order = [f"shop/orders/{number}" for number in range(11)]
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("shop/orders/")] == in_order
+    notifications: list[rg.SegmentNotification] = []
+    group.segment_notifier.register_listener(notifications.append)
+    group.segment_notifier.poll()
+    assert line_of(notifications[0]).endswith(f"segments: 11 to read ({', '.join(in_order)})")
