@@ -179,8 +179,6 @@ class ReaderCoordinator:
         except ReaderGroupError as error:
             if not error.retryable:
                 self._notify_readers()  # tells the readers that the group was deleted, or its log cannot be applied
-            if isinstance(error, NotFoundError):
-                raise NotFoundError("the group was deleted", group=self._updater.group) from error
             raise
         self._tell()
         return self._clock.monotonic() + config.refresh_interval_seconds

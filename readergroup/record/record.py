@@ -27,6 +27,7 @@ from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 
 from ..streams.data.segment_reader import SegmentReader
+from ..telemetry.logs import LogAbout
 from .entries import RecordRange, decode_notification
 from .naming import LIFE, record_segment
 
@@ -51,6 +52,7 @@ class NotificationRecord:
         self._log = log
         self._clock = clock
         self._timeout = timeout
+        self._logger = LogAbout(_logger, group=group)
 
     def range(self) -> RecordRange | None:
         """Return the range of all present notifications; None if none was recorded since the group was created."""
@@ -112,7 +114,9 @@ class NotificationRecord:
                     raise
                 failures += 1
                 if failures == 1:
-                    _logger.warning("the record of %s waits for the store, and tries again: %s", self._group, error)
+                    self._logger.warning(
+                        "the record of %s waits for the store, and tries again: %s", self._group, error
+                    )
                 pause = growing_pause(failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
                 self._clock.wait(stop, pause)
 
