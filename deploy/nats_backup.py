@@ -113,11 +113,13 @@ async def main(verb: str, servers: str, stream: str, folder: str) -> None:
         ) as connection:
             await {"backup": backup, "restore": restore}[verb](connection, stream, Path(folder))
     except NoServersError as failure:
-        why = "".join(f": {error or type(error).__name__}" for error in told[-1:])
-        raise ConnectionError(f"no server answers; check the address{why}") from failure
+        raise ConnectionError(f"no server answers; check the address{_last(told)}") from failure
     except nats.errors.TimeoutError as failure:
-        why = "".join(f": {error}" for error in told[-1:])
-        raise RuntimeError(f"no answer within {_SECONDS:g} s{why}") from failure
+        raise RuntimeError(f"no answer within {_SECONDS:g} s{_last(told)}") from failure
+
+
+def _last(told: list[Exception]) -> str:
+    return "".join(f": {str(error) or type(error).__name__}" for error in told[-1:])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +52,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
     """Show a group: its config, its readers, and the owner and position of each segment."""
     from ..group.conditions import condition
     from ..retries.waiting import summary
+    from ..streams.config import by_number
 
     with session(context).connect() as client:
         found = client.groups.get(group)
@@ -84,7 +85,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
             *((f"{found.load:,}",) if are_weighed else ()),
             condition(found),
         )
-        for segment, found in ((segment, state.segments[segment]) for segment in by_number(state.segments))
+        for segment, found in by_number(state.segments)
     ]
     numbers = ("offset", *(("load",) if are_weighed else ()))
     say(Table("segment", "reader", *numbers, "is", numbers=numbers, rows=rows))
@@ -245,22 +246,17 @@ def delete(context: typer.Context, group: Name, yes: Yes = False, as_json: AsJso
 
 def lag_table(lag: rg.GroupLag, rates: Mapping[rg.SegmentId, float] | None = None) -> Table:
     """Return a table with a row for each segment that is not read to its end, and its ``rates`` in bytes per second."""
+    from ..streams.config import by_number
+
     rows = [
         (
             *(segment, each.owner or "-", f"{each.events:,}", size(each.bytes), f"{each.seconds:,.1f}"),
             *(() if rates is None else (f"{size(round(rates[segment]))}/s" if segment in rates else "",)),
         )
-        for segment, each in ((segment, lag.segments[segment]) for segment in by_number(lag.segments))
+        for segment, each in by_number(lag.segments)
     ]
     numbers = ("events", "size", "seconds", *(() if rates is None else ("read",)))
     return Table("segment", "reader", *numbers, numbers=numbers, rows=rows)
-
-
-def by_number(segments: Iterable[rg.SegmentId]) -> list[rg.SegmentId]:
-    """Return segments by their streams and numbers: 96, 97, 960."""
-    from ..streams.config import number_of, stream_of
-
-    return sorted(segments, key=lambda segment: (stream_of(segment), number_of(segment)))
 
 
 def _summary(name: str, state: rg.ReaderGroupState) -> dict[str, object]:

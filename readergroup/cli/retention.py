@@ -65,11 +65,6 @@ def policy_of(
         return None
     if consumed_by not in (None, "subscribers"):
         raise WrongUsage(f"--retention-consumed-by takes 'subscribers', not {consumed_by!r}")
-    if consumed_by is None and not (min_age is min_bytes is None):
-        raise WrongUsage(
-            "--retention-min-age and --retention-min-bytes keep consumed events: they need "
-            "--retention-consumed-by subscribers"
-        )
     return rg.RetentionPolicy(
         max_age=None if max_age is None else age("--retention-max-age", max_age),
         max_bytes=None if max_bytes is None else parsed_size("--retention-max-bytes", max_bytes),

@@ -52,6 +52,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     ),
     ", then open another reader": "",
     "use by='events'": "use --by events",
+    'they need consumed_by="subscribers"': "they need --retention-consumed-by subscribers",
 }
 
 

@@ -13,7 +13,7 @@ from synchronizer import ReaderGroupError
 
 from ..words import count
 from .escaping import printable
-from .groups import Name, by_number, lag_table
+from .groups import Name, lag_table
 from .screen import out, print_json, size
 from .session import ended_by_signal, session
 from .streams import AsJson
@@ -179,10 +179,11 @@ def words(notification: rg.Notification) -> str:
 
 def _words_of_kind(notification: rg.Notification) -> str:
     from ..group import words as of_group
+    from ..streams.config import parts_of
 
     match notification:
         case rg.SegmentNotification(segments=segments) if segments:
-            return f"{of_group.words(notification)} ({', '.join(by_number(segments))})"
+            return f"{of_group.words(notification)} ({', '.join(sorted(segments, key=parts_of))})"
         case rg.LagSample():
             return f"lag: {behind(notification)}"
         case rg.LagNotification():

@@ -15,13 +15,11 @@ from synchronizer import (
     Revision,
     SegmentStore,
     StoreFullError,
-    StorePermissionError,
     StoreUnavailableError,
     TruncatedError,
 )
 from synchronizer.arguments import check_type
-from synchronizer.backoff import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, Backoff
-from synchronizer.clock import growing_pause
+from synchronizer.backoff import Backoff
 from synchronizer.loggers import get_logger
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
@@ -89,12 +87,12 @@ class NotificationRecord:
 
     def _follow(self, start: Revision | None, stop: threading.Event) -> Iterator[Notification]:
         life, told = "", -1  # the offset of the last notification
-        failures = 0  # in a row
+        backoff: Backoff | None = None  # while the store is away
         while not stop.is_set():
             try:
                 present = self._present()
                 if present is None:
-                    failures = 0
+                    backoff = None
                     self._clock.wait(stop, _WAIT_SECONDS)
                     continue
                 if present.life != life:
@@ -108,17 +106,15 @@ class NotificationRecord:
                                 yield notification
                 with suppress(NotFoundError):
                     self.store.wait({present.segment: present.end}, _WAIT_SECONDS)
-                failures = 0
+                backoff = None
             except (StoreUnavailableError, StoreFullError) as error:
-                if isinstance(error, StorePermissionError):
-                    raise
-                failures += 1
-                if failures == 1:
+                is_first = backoff is None
+                backoff = backoff or Backoff(self._clock, Deadline(self._clock, None), stop)
+                backoff.wait(error)  # raises a missing right
+                if is_first:
                     self._logger.warning(
                         "the record of %s waits for the store, and tries again: %s", self._group, error
                     )
-                pause = growing_pause(failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
-                self._clock.wait(stop, pause)
 
     def _present(self) -> RecordRange | None:
         life = self.store.attributes(self._log, names=[LIFE]).get(LIFE)

@@ -111,7 +111,11 @@ class StoreMetrics(Collector):
                 self._pending,
             ),
             ("waiting_retries", "Events that wait for their next attempt.", lambda g: g.retries.events),
-            ("kept_checkpoints", "Completed checkpoints in the state of the group.", _checkpoints),
+            (
+                "kept_checkpoints",
+                "Completed checkpoints in the state of the group.",
+                lambda g: len(g.state.completed_checkpoints),
+            ),
             (
                 "outstanding_checkpoints",
                 "Checkpoints that not all readers have passed.",
@@ -161,10 +165,6 @@ class StoreMetrics(Collector):
 
 def _owned(group: GroupSample) -> int:
     return sum(len(segments) for segments in group.state.owned.values())
-
-
-def _checkpoints(group: GroupSample) -> int:
-    return len(group.state.completed_checkpoints)
 
 
 def _with_series(groups: list[GroupSample]) -> tuple[list[GroupSample], int]:

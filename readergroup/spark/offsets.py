@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from synchronizer import InvalidArgumentError
 
-from ..streams.config import SegmentId, StreamCut, number_of, stream_of
+from ..streams.config import SegmentId, StreamCut, by_number
 
 #: Cuts of different streams, by their names.
 Cuts = Mapping[str, StreamCut]
@@ -37,11 +37,8 @@ def offset_of_several(cuts: Cuts) -> dict[str, Any]:
 
 def report_of(offset: Mapping[str, Any], lengths: Mapping[SegmentId, int]) -> dict[str, Any]:
     """Return the value to report as the newest offset: the lengths of the segments from this offset on."""
-    ordered = {
-        segment: lengths[segment] for segment in sorted(lengths, key=lambda each: (stream_of(each), number_of(each)))
-    }
     named = {name: offset[name] for name in ("v", "stream", "incarnation") if name in offset}
-    return {**named, "lengths": ordered}
+    return {**named, "lengths": dict(by_number(lengths))}
 
 
 def cuts_of(offset: Mapping[str, Any] | str) -> Cuts:

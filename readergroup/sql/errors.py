@@ -36,8 +36,7 @@ def is_conflict(error: BaseException) -> bool:
 
 def is_full(error: BaseException) -> bool:
     """Return whether the database has no space for what was written."""
-    codes = (getattr(each, "sqlite_errorcode", None) for each in with_causes(error))
-    return sqlstate(error) == "53100" or any(code is not None and code & 0xFF == _FULL for code in codes)
+    return sqlstate(error) == "53100" or _FULL in map(_sqlite_code, with_causes(error))
 
 
 def was_idle(error: BaseException) -> bool:
@@ -71,6 +70,12 @@ def _sqlstate(error: BaseException) -> str | None:
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
+def _sqlite_code(error: BaseException) -> int | None:
+    """Return the primary code that SQLite gave the error, if it did."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
 def _driver(error: BaseException) -> str:
     return type(error).__module__.partition(".")[0]
 
@@ -81,8 +86,8 @@ def _is_passing(error: BaseException) -> bool:
     if getattr(error, "connection_invalidated", False):
         return True
     driver = _driver(error)
-    if (code := getattr(error, "sqlite_errorcode", None)) is not None:
-        return code & 0xFF in _PASSING_CODES
+    if (code := _sqlite_code(error)) is not None:
+        return code in _PASSING_CODES
     if (state := _sqlstate(error)) is not None:
         return state in _PASSING_STATES or str(state).startswith(_PASSING_CLASSES)
     names = {each.__name__ for each in type(error).__mro__}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import pairwise
 from numbers import Real
-from typing import Annotated, Final, Literal, NamedTuple, NewType, Self
+from typing import Annotated, Final, Literal, NamedTuple, NewType, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -30,6 +30,8 @@ from ..html import html_table
 
 #: ``scope/stream/number``, for example ``shop/orders/0``.
 SegmentId = NewType("SegmentId", str)
+
+V = TypeVar("V")
 
 MAX_NAME_LENGTH: Final = 250
 MAX_SEGMENTS: Final = 10_000
@@ -102,15 +104,16 @@ class StagedName(NamedTuple):
 
 def stream_of(segment: SegmentId) -> str:
     """Return the stream ``scope/name`` that the segment belongs to."""
-    return _parse(segment)[0]
+    return parts_of(segment)[0]
 
 
 def number_of(segment: SegmentId) -> int:
     """Return the segment's number in its stream."""
-    return _parse(segment)[1]
+    return parts_of(segment)[1]
 
 
-def _parse(segment: SegmentId) -> tuple[str, int]:
+def parts_of(segment: str) -> tuple[str, int]:
+    """Return the stream and the number of the segment. Segments are sorted by them."""
     stream, _, number = str(segment).rpartition("/")
     if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
         raise InvalidArgumentError("the name of a segment must have the form 'scope/name/number'", segment=segment)
@@ -417,8 +420,9 @@ def even_ranges(count: int) -> tuple[KeyRange, ...]:
     return tuple(KeyRange(low=low, high=high) for low, high in pairwise(bounds))
 
 
-def _by_number(offsets: Mapping[SegmentId, int]) -> list[tuple[SegmentId, int]]:
-    return sorted(offsets.items(), key=lambda item: number_of(item[0]))
+def by_number(found: Mapping[SegmentId, V]) -> list[tuple[SegmentId, V]]:
+    """Return what was found for each segment, in the order of their streams and numbers: 96, 97, 960."""
+    return sorted(found.items(), key=lambda item: parts_of(item[0]))
 
 
 class StreamCut(Configuration):
@@ -432,7 +436,7 @@ class StreamCut(Configuration):
     offsets: Annotated[
         Mapping[SegmentId, Annotated[int, Field(ge=0)]],
         AfterValidator(Map),
-        PlainSerializer(lambda offsets: dict(_by_number(offsets))),
+        PlainSerializer(lambda offsets: dict(by_number(offsets))),
     ]
     #: Names this incarnation of the stream. A stream created again under the name has another one.
     incarnation: str | None = None
@@ -455,7 +459,7 @@ class StreamCut(Configuration):
         return hash((self.stream, self.incarnation, frozenset(self.offsets.items())))
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{number_of(segment)}:{offset}" for segment, offset in _by_number(self.offsets))
+        inside = ", ".join(f"{number_of(segment)}:{offset}" for segment, offset in by_number(self.offsets))
         return f"{self.stream}[{inside}]"
 
 

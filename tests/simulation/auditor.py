@@ -569,7 +569,7 @@ class Auditor:
         if before is None or before.readers != after.readers:
             self.changes["readers"].append((revision, frozenset(after.readers)))
         if before is None or before.end_of_data != after.end_of_data:
-            # None stands for an end that is over, because there is more to read. No listener is told of that.
+            # None means that the end is over: there is more to read. No listener hears of it.
             self.changes["end of data"].append((revision, after.end_of_data or None))
 
     def _phases(self, before: ReaderGroupState | None, after: ReaderGroupState, updates: Iterable[Any]) -> None:

@@ -159,8 +159,7 @@ class TicketLock:
             if position.has_lock and position.following is not None:
                 # No answer is waited for, during which nobody would use the lock. If the next one has left, it passes
                 # the grant on.
-                deletion = self._deletion_of(ticket)._replace(has_answer=False)
-                self._ask([*self._grant_to(position.following), deletion])
+                self._ask([*self._grant_to(position.following), self._deletion_of(ticket, has_answer=False)])
             else:
                 if not position.has_lock:
                     self._note_left(position.subject, ticket)
@@ -192,15 +191,18 @@ class TicketLock:
         ticket = position.ticket
         if ticket is not None:
             self._waiting.pop(ticket, None)
-            with suppress(ReaderGroupError):
-                self._connection.send(self._deletion_of(ticket)._replace(has_answer=False))
+            self._take_back(ticket)
             position.ticket = None
 
     def close(self) -> None:
         """Take back the tickets of threads that still wait: without the connection they could only expire."""
-        with suppress(ReaderGroupError):
-            for ticket in list(self._waiting):
-                self._connection.send(self._deletion_of(ticket)._replace(has_answer=False))
+        for ticket in list(self._waiting):
+            self._take_back(ticket)
+
+    def _take_back(self, ticket: int) -> None:
+        """Delete a ticket without waiting for an answer."""
+        with suppress(ReaderGroupError):  # it expires
+            self._connection.send(self._deletion_of(ticket, has_answer=False))
 
     def _draw(self, position: _QueuePosition, *, only_first: bool) -> bool:
         """Draw a new ticket. With ``only_first``, return False if there are other tickets."""
@@ -238,19 +240,27 @@ class TicketLock:
     def _ask_for_following(self, position: _QueuePosition) -> None:
         """Find out which ticket is next while this one has the lock."""
 
-        def note(answers: list[list[Answer]]) -> None:
-            with suppress(ReaderGroupError):  # the release asks again
-                position.following = self._ticket_in(answers[0][0])
+        def note(following: _Ticket | None) -> None:
+            position.following = following
 
-        with suppress(ReaderGroupError):
-            self._connection.ask_later([self._next(position.subject, position.number + 1)], note)
+        self._look_later(position.subject, position.number + 1, note)
+
+    def _look_later(self, subject: str, sequence: int, use: Callable[[_Ticket | None], None]) -> None:
+        """Give ``use`` the first ticket from this number on. The hidden thread calls it, if an answer comes."""
+
+        def hear(answers: list[list[Answer]]) -> None:
+            with suppress(ReaderGroupError):
+                use(self._ticket_in(answers[0][0]))
+
+        with suppress(ReaderGroupError):  # a release asks again, and the owners of tickets poll
+            self._connection.ask_later([self._next(subject, sequence)], hear)
 
     def _delete_and_look(self, subject: str, ticket: int) -> _Ticket | None:
         following = self._next(subject, ticket + 1)
         return self._ticket_in(self._ask([self._deletion_of(ticket), following])[1])
 
-    def _deletion_of(self, ticket: int) -> Outgoing:
-        return Outgoing(self._api.delete, request(seq=ticket, no_erase=True))
+    def _deletion_of(self, ticket: int, *, has_answer: bool = True) -> Outgoing:
+        return Outgoing(self._api.delete, request(seq=ticket, no_erase=True), has_answer=has_answer)
 
     def _next(self, subject: str, sequence: int) -> Outgoing:
         return Outgoing(self._api.direct_get, request(seq=sequence, next_by_subj=subject))
@@ -295,13 +305,11 @@ class TicketLock:
     def _pass_on(self, subject: str, ticket: int) -> None:
         """Send the grant to the ticket behind one that left. Runs in the hidden thread, which must not wait."""
 
-        def send(answers: list[list[Answer]]) -> None:
-            with suppress(ReaderGroupError):  # the next owner finds out when it polls
-                for message in self._grant_to(self._ticket_in(answers[0][0])):
-                    self._connection.send(message)
+        def send(following: _Ticket | None) -> None:
+            for message in self._grant_to(following):
+                self._connection.send(message)
 
-        with suppress(ReaderGroupError):
-            self._connection.ask_later([self._next(subject, ticket + 1)], send)
+        self._look_later(subject, ticket + 1, send)
 
     def _ticket_in(self, answer: Answer) -> _Ticket | None:
         if answer.status is not None:

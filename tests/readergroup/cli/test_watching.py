@@ -13,6 +13,12 @@ from readergroup.testing import failing_store, manual_clock, reader_group_client
 from synchronizer.liveness.lease import Lease, LeaseObserver
 
 
+def drawn(group: rg.ReaderGroup, observer: LeaseObserver, rates: _Rates, *, width: int = 80) -> str:
+    text = io.StringIO()
+    Console(width=width, file=text).print(_picture(group, observer, rates))
+    return text.getvalue()
+
+
 def test_it_says_of_whom_there_is_no_sign_of_life(
     reader_group_client: rg.Client,  # noqa: F811
     manual_clock: testing.InstantClock,  # noqa: F811
@@ -27,9 +33,7 @@ def test_it_says_of_whom_there_is_no_sign_of_life(
     observer, rates = LeaseObserver(), _Rates()
 
     def shown() -> str:
-        console = Console(width=200, file=io.StringIO())
-        console.print(_picture(group, observer, rates))
-        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+        return drawn(group, observer, rates, width=200)
 
     for _ in range(4):
         assert "g: 2 readers, 0 events behind" in shown()
@@ -52,9 +56,7 @@ def test_it_says_how_fast_each_segment_is_read(
     rates = _Rates()
 
     def shown() -> str:
-        console = Console(width=80, file=io.StringIO())
-        console.print(_picture(group, LeaseObserver(), rates))
-        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+        return drawn(group, LeaseObserver(), rates)
 
     assert "B/s" not in shown()
     with group.reader() as reader:
@@ -73,9 +75,7 @@ def test_it_shows_the_segments_in_the_order_of_their_numbers(
     client = reader_group_client
     client.streams.create("shop/orders", scaling=rg.ScalingPolicy.fixed(11))
     group = client.groups.create("g", streams=["shop/orders"])
-    console = Console(width=80, file=io.StringIO())
-    console.print(_picture(group, LeaseObserver(), _Rates()))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = drawn(group, LeaseObserver(), _Rates())
     in_order = [f"shop/orders/{number}" for number in range(11)]
     assert [line.split()[0] for line in shown.splitlines() if line.startswith("shop/orders/")] == in_order
     notifications: list[rg.SegmentNotification] = []

@@ -91,7 +91,7 @@ def test_a_release_to_a_ticket_that_is_known_waits_for_no_answer(
         taken_next, taking_next = _queue(third, 3)
         held.__exit__(None, None, None)
         assert taking.ended() is True
-        until(lambda: taken._position.following is not None, "it knows who is next")
+        until(lambda: taken._position.following is not None, "the holder knows the next ticket")
         sent: list[Outgoing] = []
         exchange = second._connection.exchange
         monkeypatch.setattr(
@@ -116,7 +116,7 @@ def test_who_waits_behind_one_that_left_gets_the_lock(nats_url: str, monkeypatch
         taken_last, taking_last = _queue(last, 4)
         held.__exit__(None, None, None)
         assert taking.ended() is True
-        until(lambda: taken._position.following is not None, "it knows who is next")
+        until(lambda: taken._position.following is not None, "the holder knows the next ticket")
         assert waiting.ended() is False
         left.__exit__(None, None, None)
         until(lambda: tickets(holder) == 2, "the second's and the last one's are left")
