@@ -47,6 +47,7 @@ class _QueuePosition:
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self.ticket: int | None = None
+        self.granted = Flag()
         #: The next ticket, if there was one when this one became first. Its owner may have left the queue since.
         self.following: _Ticket | None = None
         self.has_lock = False
@@ -92,10 +93,11 @@ class TicketLock:
         self._grant_subject = f"{grant_prefix_of(stream)}.{uuid.uuid4().hex}"
         #: Any user may have published a ticket. Send messages only to subjects of this form, where the SDK listens.
         self._any_grant_subject = re.compile(re.escape(grant_prefix_of(stream)) + r"\.[0-9a-f]{32}")
-        self._waiting: dict[int, Flag] = {}
+        self._tickets: dict[int, Flag] = {}  # those of this store, and the flag that a grant sets
         self._left: dict[int, str] = {}  # tickets that left the queue before their turn, and their subjects
         self._contended: set[str] = set()  # subjects on which other tickets were last found
         self._is_listening = False
+        self._is_closed = False
 
     def acquire(self, name: str, timeout: float, *, store: object) -> AbstractContextManager[bool]:
         """Hold the lock of ``store`` in a block; yields False if ``timeout`` seconds were not enough."""
@@ -122,7 +124,7 @@ class TicketLock:
 
     def _queue(self, position: _QueuePosition, deadline: Deadline) -> bool:
         """Wait in the queue until this ticket is first, or the deadline has passed."""
-        granted = self._draw_and_listen(position)
+        self._draw(position, only_first=False)
         self._contended.discard(position.subject)
         while True:
             first = self._first(position.subject, 1)
@@ -132,16 +134,10 @@ class TicketLock:
             if deadline.passed:
                 return False
             if first is None or first.number > position.number:  # expired in a long queue, or lost by a server restart
-                self._waiting.pop(position.number, None)
-                granted = self._draw_and_listen(position)
-            elif self._clock.wait(granted, deadline.remaining(_LOOK_SECONDS)):
+                self._tickets.pop(position.number, None)
+                self._draw(position, only_first=False)
+            elif self._clock.wait(position.granted, deadline.remaining(_LOOK_SECONDS)):
                 return True
-
-    def _draw_and_listen(self, position: _QueuePosition) -> Flag:
-        self._draw(position, only_first=False)
-        # A message that came earlier is not missed: the caller looks up the first ticket next.
-        granted = self._waiting[position.number] = Flag()
-        return granted
 
     def leave(self, position: _QueuePosition) -> None:
         """Release the lock to the next ticket. It may be called again after an interrupt."""
@@ -154,7 +150,6 @@ class TicketLock:
 
     def _release(self, position: _QueuePosition, ticket: int) -> None:
         # The hidden thread may abandon the position meanwhile, so its ticket is asked for once.
-        granted = self._waiting.get(ticket)
         try:
             if position.has_lock and position.following is not None:
                 # No answer is waited for, during which nobody would use the lock. If the next one has left, it passes
@@ -164,12 +159,12 @@ class TicketLock:
                 if not position.has_lock:
                     self._note_left(position.subject, ticket)
                 following = self._delete_and_look(position.subject, ticket)
-                if position.has_lock or (granted is not None and granted.is_set()):
+                if position.has_lock or position.granted.is_set():
                     for message in self._grant_to(following or self._first(position.subject, 1)):
                         self._connection.send(message)
         except ReaderGroupError:
             pass  # the ticket expires
-        self._waiting.pop(ticket, None)
+        self._tickets.pop(ticket, None)
         position.ticket = None
 
     def _note_left(self, subject: str, ticket: int) -> None:
@@ -177,7 +172,7 @@ class TicketLock:
         self._left[ticket] = subject
         for earlier in list(self._left)[:-_MOST_LEFT]:
             self._left.pop(earlier, None)
-        self._waiting.pop(ticket, None)
+        self._tickets.pop(ticket, None)
 
     def _grant_to(self, following: _Ticket | None) -> list[Outgoing]:
         """Return the message by which the owner of the next ticket hears that it has the lock, if there is one."""
@@ -190,13 +185,14 @@ class TicketLock:
         position.is_abandoned = True
         ticket = position.ticket
         if ticket is not None:
-            self._waiting.pop(ticket, None)
+            self._tickets.pop(ticket, None)
             self._take_back(ticket)
             position.ticket = None
 
     def close(self) -> None:
-        """Take back the tickets of threads that still wait: without the connection they could only expire."""
-        for ticket in list(self._waiting):
+        """Take back the tickets of threads that still wait or hold a lock: without the connection they only expire."""
+        self._is_closed = True
+        for ticket in list(self._tickets):
             self._take_back(ticket)
 
     def _take_back(self, ticket: int) -> None:
@@ -208,7 +204,7 @@ class TicketLock:
         """Draw a new ticket. With ``only_first``, return False if there are other tickets."""
         headers = {EXPECTED: "0"} if only_first else {}
         outgoing = Outgoing(position.subject, self._grant_subject.encode(), headers)
-        position.ticket = None
+        position.ticket, position.granted = None, Flag()
         answer = self._ask([outgoing], heard=partial(self._note, position))[0]
         if answer.is_from_nobody:
             self._make_stream()
@@ -229,9 +225,13 @@ class TicketLock:
         with suppress(CorruptStoreError):
             document = answer.document
             if "error" not in document and isinstance(document.get("seq"), int):
-                position.ticket = document["seq"]
+                ticket = document["seq"]
+                self._tickets[ticket] = position.granted
+                position.ticket = ticket
                 if position.is_abandoned:
                     self.abandon(position)
+                elif self._is_closed:
+                    self._take_back(ticket)
 
     def _first(self, subject: str, sequence: int) -> _Ticket | None:
         """Return the first ticket from this number on; None if there is none."""
@@ -296,7 +296,7 @@ class TicketLock:
         if number is None:
             return
         ticket = int(number[0])
-        granted = self._waiting.get(ticket)
+        granted = self._tickets.get(ticket)
         if granted is not None:
             granted.set()
         elif (subject := self._left.pop(ticket, None)) is not None:

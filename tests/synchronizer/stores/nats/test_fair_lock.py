@@ -50,7 +50,7 @@ def test_an_interrupted_block_leaves_no_ticket(nats_url: str, is_free: bool, spa
             assert isinstance(error, KeyboardInterrupt), f"{error!r} after an interrupt at {place}"
             del error
             until(lambda: tickets(other) == (not is_free), f"no ticket, interrupted at {place}")
-            assert not store._fair_lock._waiting, place
+            assert not store._fair_lock._tickets, place
             count += 1
         assert count > 30 // sparsely
 
@@ -74,7 +74,7 @@ def test_an_interrupted_block_that_knows_who_is_next_leaves_no_ticket(nats_url: 
             assert isinstance(error, KeyboardInterrupt), f"{error!r} after an interrupt at {place}"
             del error
             until(lambda: not tickets(other), f"no ticket, interrupted at {place}")
-            assert not store._fair_lock._waiting, place
+            assert not store._fair_lock._tickets, place
             count += 1
         assert count > 30 // sparsely
 
@@ -134,6 +134,25 @@ def test_a_store_that_is_closed_takes_the_tickets_of_its_threads_back(nats_url: 
         until(lambda: tickets(holder) == 1, "only the holder's is left")
 
 
+def test_a_store_that_is_closed_takes_back_the_ticket_of_a_lock_that_is_held(nats_url: str) -> None:
+    with NatsStore(nats_url) as other:
+        with NatsStore(nats_url) as store:
+            held: Any = store.fair_lock("s", PATIENCE_SECONDS)
+            assert held.__enter__()
+            assert tickets(other) == 1
+        until(lambda: tickets(other) == 0, "the ticket is taken back")
+
+
+def test_a_ticket_that_is_drawn_while_its_store_is_being_closed_is_taken_back(nats_url: str) -> None:
+    with NatsStore(nats_url) as holder, NatsStore(nats_url) as store, holder.fair_lock("s", PATIENCE_SECONDS):
+        store._fair_lock.close()
+        lock: Any = store._fair_lock.acquire("s", PATIENCE_SECONDS, store=store)
+        waiting = CallInThread(lock.__enter__)
+        until(lambda: lock._position.ticket is not None and tickets(holder) == 1, "only the holder's is left")
+        store.close()
+        assert isinstance(waiting.ended(), ClosedError)
+
+
 def test_a_store_remembers_the_last_tickets_that_left(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_lock, "_MOST_LEFT", 2)
     with NatsStore(nats_url) as store, NatsStore(nats_url) as other, other.fair_lock("s", PATIENCE_SECONDS):
@@ -150,7 +169,8 @@ def _queue(store: NatsStore, place: int, *, patience: float = PATIENCE_SECONDS) 
     """Return a lock that waits at this place in the queue, and the thread in which it does."""
     lock = store._fair_lock.acquire("s", patience, store=store)
     waiting = CallInThread(lock.__enter__)
-    until(lambda: tickets(store) == place, "its ticket is drawn")
+    until(lambda: lock._position.ticket is not None, "its ticket is drawn")
+    assert tickets(store) == place
     return lock, waiting
 
 
@@ -184,6 +204,7 @@ def test_who_found_others_in_the_queue_does_not_ask_first_whether_it_is_empty(
             assert attempts(0, gets_it=False) == [True]  # it must not wait
         assert attempts(PATIENCE_SECONDS, gets_it=True) == [False]
         assert attempts(PATIENCE_SECONDS, gets_it=True) == [True]
+        assert not store._fair_lock._tickets
 
 
 def test_a_release_that_is_interrupted_while_nothing_answers_takes_the_ticket_back(nats_url: str) -> None:

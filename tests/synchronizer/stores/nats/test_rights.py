@@ -240,7 +240,7 @@ def contend(store: SegmentStore, other: SegmentStore) -> None:
         with store.fair_lock("lock", LONG) as is_held:
             assert is_held
             thread.start()
-            until(lambda: bool(other._fair_lock._waiting) or not thread.is_alive())
+            until(lambda: bool(other._fair_lock._tickets) or not thread.is_alive())
             with store.fair_lock("lock", 0.05) as is_held_twice:
                 assert not is_held_twice or failures
     finally:  # also where the third is refused: the caller closes the store that the other uses

@@ -78,7 +78,7 @@ def test_a_word_that_says_nothing_wakes_nobody_and_harms_nobody(nats_url: str, h
             results: list[bool] = []
             waiting = threading.Thread(target=lambda: results.append(_take(store)))
             waiting.start()
-            until(lambda: bool(store._fair_lock._waiting))
+            until(lambda: bool(store._fair_lock._tickets))
             as_stranger(
                 nats_url, lambda connection: connection.publish(store._fair_lock._grant_subject, b"", headers=headers)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import uuid
 from collections.abc import Iterator
 
 import psycopg
@@ -22,6 +23,12 @@ SLOW_VACUUM = "statement_timeout=300&options=-c%20vacuum_cost_delay=100%20-c%20v
 
 
 @pytest.fixture
+def postgres_url(database_url: str) -> str:
+    """VACUUM frees nothing while another test has a transaction open in the same database."""
+    return f"{database_url}?schema=store"
+
+
+@pytest.fixture
 def admin(postgres_url: str) -> Iterator[psycopg.Connection]:
     """A connection to the database of an empty store, in which autovacuum does nothing."""
     address, _, schema = postgres_url.partition("?schema=")
@@ -32,9 +39,7 @@ def admin(postgres_url: str) -> Iterator[psycopg.Connection]:
         try:
             yield connection
         finally:
-            connection.execute(
-                "SELECT pg_cancel_backend(pid) FROM pg_stat_progress_vacuum"
-            )  # one that a failed test left
+            end_vacuums(connection)  # one that a failed test left
 
 
 def ask(admin: psycopg.Connection, query: str) -> int:
@@ -57,6 +62,11 @@ def running_vacuums(admin: psycopg.Connection) -> int:
         "SELECT count(*) FROM pg_stat_progress_vacuum p JOIN pg_class c ON p.relid IN (c.oid, c.reltoastrelid)"
         " WHERE c.oid = 'chunk'::regclass",
     )
+
+
+def end_vacuums(admin: psycopg.Connection, how: str = "cancel") -> None:
+    """Cancel, or terminate, the running ones of this database. Autovacuum may be at work in another one."""
+    admin.execute(f"SELECT pg_{how}_backend(pid) FROM pg_stat_progress_vacuum WHERE datname = current_database()")
 
 
 def waiting_vacuums(admin: psycopg.Connection) -> int:
@@ -196,7 +206,7 @@ def test_a_vacuum_blocks_no_one_and_its_failure_is_not_an_error(
             assert store.read("log", length, MIB) == BLOCK
         assert running_vacuums(admin) == 1
         assert "autovacuum is left" not in caplog.text
-        admin.execute(f"SELECT pg_{end}_backend(pid) FROM pg_stat_progress_vacuum")
+        end_vacuums(admin, end)
         assert truncating.ended() == expected
         assert "autovacuum is left" in caplog.text
 
@@ -213,7 +223,7 @@ def test_a_vacuum_waits_for_another_one(admin: psycopg.Connection, postgres_url:
         until(lambda: waiting_vacuums(admin))
         store.append("log", BLOCK)
         assert waiting_vacuums(admin)
-        admin.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_progress_vacuum")
+        end_vacuums(admin)
         other.ended()
         truncating.ended()
         assert vacuums(admin) == 1
@@ -233,7 +243,7 @@ def test_after_a_vacuum_that_waited_too_long_no_truncation_waits_for_a_while(
                 store.append("log", BLOCK)
             store.truncate("log", store.info("log").length)
             assert caplog.text.count("autovacuum is left") == 1
-        admin.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_progress_vacuum")
+        end_vacuums(admin)
         other.ended()
 
 
@@ -241,11 +251,10 @@ def test_a_role_that_does_not_own_the_tables_leaves_vacuum_to_others(
     admin: psycopg.Connection, postgres_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    schema = postgres_url.rpartition("=")[2]
-    role = f"{schema}_worker"
-    admin.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    role = f"worker_{uuid.uuid4().hex}"
+    admin.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA store TO {role}")
     try:
-        admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}")
+        admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA store TO {role}")
         with open_store(postgres_url.replace("//postgres@", f"//{role}@")) as worker, open_store(postgres_url) as owner:
             write_until_due(owner, admin)
             write(worker)
