@@ -84,6 +84,7 @@ class ReaderCoordinator:
         self._propose_at: float | None = None
         self._newest_checkpoint: tuple[int, float] | None = None  # the newest, and when it was first seen
         self._under_way: tuple[int, float] | None = None  # the automatic checkpoint, and when it was first seen
+        self._is_deleted = False  # the group, when it was last fetched
         self._proposes_for: Revision | None = None  # the newest when `_propose_at` was set
 
     def add(self, reader: CoordinatedReader) -> None:
@@ -141,44 +142,47 @@ class ReaderCoordinator:
                 due = min(due, reader.renew_if_due())
             except ClosedError:
                 raise
-            except NotFoundError as error:  # the group was deleted: there is nothing to renew
-                self._log_of(reader, error)
+            except NotFoundError:  # the group was deleted, as the other thread says: there is nothing to renew
+                continue
             except Exception as error:
                 if not isinstance(error, ReaderGroupError):
                     survive(error, f"{self._synchronizer.name}-leases")
-                self._log_of(reader, error)
+                extra = {"reader": reader.reader_id}
+                self._logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error, extra=extra)
                 due = min(due, self._clock.monotonic() + RETRY_SECONDS)  # the renewal stays due
         return due
-
-    def _log_of(self, reader: CoordinatedReader, error: Exception) -> None:
-        extra = {"reader": reader.reader_id}
-        self._logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error, extra=extra)
 
     # ------------------------------------------------------------------ the group
 
     def work(self) -> float:
         """Follow, observe and balance, and return when this is due again. Raises nothing but `ClosedError`."""
-        return min(
-            self._group.attempt(step)
-            for step in (
-                self._fetch,
-                self._observe,
-                self._follow,
-                self._balance,
-                self._weigh,
-                self._give_up_checkpoint,
-                self._begin_checkpoint,
-                self._tell,
-                self._maintain,
-            )
+        due = self._group.attempt(self._fetch)
+        if self._is_deleted:
+            return due
+        rest = (
+            self._observe,
+            self._follow,
+            self._balance,
+            self._weigh,
+            self._give_up_checkpoint,
+            self._begin_checkpoint,
+            self._tell,
+            self._maintain,
         )
+        return min(due, *map(self._group.attempt, rest))
 
     def _fetch(self) -> float:
+        was_deleted, self._is_deleted = self._is_deleted, False
         try:
             config = self._synchronizer.fetch_updates().config
+        except NotFoundError as error:
+            self._is_deleted = True
+            if not was_deleted:
+                self._notify_readers()
+            raise NotFoundError("the group was deleted; its readers raise NotFoundError at their next call") from error
         except ReaderGroupError as error:
             if not error.retryable:
-                self._notify_readers()  # tells the readers that the group was deleted, or its log cannot be applied
+                self._notify_readers()  # tells the readers that the group's log cannot be applied
             raise
         self._tell()
         return self._clock.monotonic() + config.refresh_interval_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -172,7 +173,8 @@ def test_a_state_that_cannot_be_followed_is_told_and_asked_for_now_and_then(worl
             reader.close()
 
 
-def test_a_group_that_was_deleted_is_asked_for_now_and_then(world: World) -> None:
+def test_a_group_that_was_deleted_is_asked_for_now_and_then(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "readergroup.group")
     with world.in_real_time() as (store, client):
         reader = client.groups.get("billing").reader("r1")
         reader.read(timeout=0)
@@ -184,6 +186,8 @@ def test_a_group_that_was_deleted_is_asked_for_now_and_then(world: World) -> Non
         assert len(store.operations) - before < 100 * (time.monotonic() - began)
         reader.close()
         until(lambda: threads() == set(), "the threads end")
+    (line,) = [record.getMessage() for record in caplog.records if "deleted" in record.getMessage()]
+    assert "the group was deleted; its readers raise" in line
 
 
 def test_a_reader_that_waits_does_not_spin(world: World) -> None:
