@@ -36,6 +36,8 @@ from .tasks import cores, results_of_tasks
 
 #: One task copies several small segments, up to this size.
 TASK_BYTES: Final = 64 * 1024 * 1024
+#: How often the progress is reported.
+_PROGRESS_SECONDS: Final = 1.0
 #: Errors that a retry cannot avoid.
 _FINAL_ERRORS: Final = (AlreadyExistsError, NotFoundError, TruncatedError, UnsupportedError)
 
@@ -62,7 +64,8 @@ def copy(
         target: The new stream.
         start: Where to start. Default: the head.
         end: Where to end. Default: the tail.
-        on_progress: Called about once a second with the bytes copied and the bytes in all, in a thread of its own.
+        on_progress: Called about once a second with the bytes copied and the bytes in all, in a thread of its own. Its
+            error is raised when the running tasks have ended; call again to complete the copy.
 
     Returns:
         The new stream.
@@ -81,8 +84,8 @@ def copy(
         if state.is_being_copied:
             with copies.told_what_is_gone(state):
                 parts = copies.parts(state)
-                with _progress(client, parts, on_progress):
-                    _copy_in_tasks(spark, address, parts)
+            with _progress(client, parts, on_progress), copies.told_what_is_gone(state):
+                _copy_in_tasks(spark, address, parts)
             if on_progress is not None:
                 total = sum(part.size for part in parts)
                 on_progress(total, total)
@@ -108,24 +111,34 @@ def _copy_in_tasks(spark: SparkSession, address: StoreAddress, parts: Sequence[C
 
 @contextmanager
 def _progress(client: Client, parts: Sequence[CopyPart], tell: OnProgress | None) -> Iterator[None]:
-    """Report the progress of the tasks, as the store shows it, during the block."""
+    """Report the progress of the tasks, as the store shows it, in the block. Raise the error of ``tell`` after it."""
     if tell is None:
         yield
         return
-    stop = Flag()
-    thread = BackgroundThread(partial(_follow, client, parts, tell, stop), name="copy-progress", stopping=stop)
+    stop, failures = Flag(), list[Exception]()
+
+    def tell_or_stop(copied: int, total: int) -> None:
+        try:
+            tell(copied, total)
+        except Exception as error:
+            failures.append(error)
+            stop.set()
+
+    thread = BackgroundThread(partial(_follow, client, parts, tell_or_stop, stop), name="copy-progress", stopping=stop)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
+    if failures:
+        raise failures[0]
 
 
 def _follow(client: Client, parts: Sequence[CopyPart], tell: OnProgress, stop: threading.Event) -> None:
     total = sum(part.size for part in parts)
     copied = dict.fromkeys(range(len(parts)), 0)
-    while not client.clock.wait(stop, 1.0):
+    while not client.clock.wait(stop, _PROGRESS_SECONDS):
         for number, part in enumerate(parts):
             if copied[number] < part.size and not stop.is_set():
                 with suppress(StoreUnavailableError):

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import readergroup as rg
-from readergroup.spark import copy
+from readergroup.spark import copy, copying
 from readergroup.streams.copy_parts import copy_part
 from synchronizer import Deadline
 from synchronizer.backoff import Backoff
@@ -62,14 +62,22 @@ def test_data_that_is_gone_ends_the_copy_and_is_told(spark: SparkSession, client
         copy(spark, "memory://", STREAM, TARGET)
 
 
-def test_an_error_of_the_callback_passes_as_it_is(spark: SparkSession, client: rg.Client, url: str) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 3600.0], ids=["during the copy", "at its end"])
+def test_an_error_of_the_callback_passes_as_it_is(
+    spark: SparkSession, client: rg.Client, url: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "_PROGRESS_SECONDS", seconds)
     client.streams.create(STREAM)
     write(client, range(100))
 
+    calls: list[int] = []
+
     def listen(copied: int, total: int) -> None:
+        calls.append(copied)
         raise rg.NotFoundError("the progress bar is gone")
 
     with pytest.raises(rg.NotFoundError, match="^the progress bar is gone$"):
         copy(spark, url, STREAM, TARGET, on_progress=listen)
+    assert len(calls) == 1
     copy(spark, url, STREAM, TARGET)
     assert events(client, TARGET) == events(client, STREAM)
