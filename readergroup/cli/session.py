@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 import readergroup as rg
-from synchronizer import NotFoundError, ReaderGroupError, SegmentStore, open_store
+from synchronizer import InvalidArgumentError, NotFoundError, ReaderGroupError, SegmentStore, open_store
 from synchronizer.threads.background import BackgroundThread
 
 from .escaping import printable
@@ -121,7 +121,7 @@ def expected_to_exist(kind: str) -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """Commands that fail with one line on stderr: exit code 2 for a wrong command line, 1 for everything else."""
+    """Commands that fail with one line on stderr: exit code 2 for a wrong option or value, 1 for everything else."""
 
     def resolve_command(self, context: typer.Context, arguments: list[str]) -> Any:  # type: ignore[override]
         name = arguments[0]
@@ -147,7 +147,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             exit_code = INTERRUPTED
         except (ReaderGroupError, Failed, OSError) as error:
-            exit_code = _fail(_what_failed(error), getattr(error, "exit_code", 1))
+            exit_code = _fail(_what_failed(error), _exit_code_of(error))
         except typer.Abort:
             exit_code = _fail("cancelled, nothing was done", 1)
         except Exception as error:
@@ -157,6 +157,10 @@ class Commands(TyperGroup):
             exit_code = _fail(_with_place(error), getattr(error, "exit_code", USAGE_ERROR))
         _forget_what_cannot_be_printed()
         sys.exit(exit_code or 0)
+
+
+def _exit_code_of(error: BaseException) -> int:
+    return USAGE_ERROR if isinstance(error, InvalidArgumentError) else getattr(error, "exit_code", 1)
 
 
 def _with_place(error: Any) -> str:

@@ -119,7 +119,7 @@ def test_a_bar_shows_how_far_a_replay_is_on_a_terminal_only(letters: Letters, tm
 
 def test_what_is_wrong_is_said_on_one_line(letters: Letters) -> None:
     assert "stream create" in letters.fails(1, "dead-letters", "list", "shop/typo")
-    assert "no dead letter" in letters.fails(1, "dead-letters", "list", "shop/orders")
+    assert "no dead letter" in letters.fails(2, "dead-letters", "list", "shop/orders")
     assert "no such dead letter" in letters.fails(1, "dead-letters", "show", DEAD, "0:1")
     assert "0:1234" in letters.fails(2, "dead-letters", "show", DEAD, "first")
     assert "--yes" in letters.fails(2, "dead-letters", "replay", DEAD)
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_on_one_line(letters: Letters) -> None:
     assert "such as 2h" in letters.fails(2, "dead-letters", "list", DEAD, "--since", "yesterday")
     assert "timezone" in letters.fails(2, "dead-letters", "list", DEAD, "--since", "2026-01-01")
     letters.ok("dead-letters", "discard", DEAD, "0:0", "--yes")
-    assert "was discarded" in letters.fails(1, "dead-letters", "replay", DEAD, "0:0", "--yes")
+    assert "was discarded" in letters.fails(2, "dead-letters", "replay", DEAD, "0:0", "--yes")
 
 
 @pytest.mark.parametrize(

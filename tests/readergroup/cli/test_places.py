@@ -144,4 +144,4 @@ def test_wrong_places_are_refused(orders: Cli) -> None:
     assert "not a cut" in orders.fails(2, "peek", "shop/orders", "--from", "{")
     assert "a cut of shop/other" in orders.fails(2, "peek", "shop/orders", "--from", "shop/other[0:0]")
     assert "stream create" in orders.fails(1, "peek", "shop/typo")
-    assert "offset=1" in orders.fails(1, "peek", "shop/orders", "--from", "shop/orders[0:1, 1:0]")
+    assert "offset=1" in orders.fails(2, "peek", "shop/orders", "--from", "shop/orders[0:1, 1:0]")

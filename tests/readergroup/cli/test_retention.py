@@ -37,7 +37,7 @@ def test_a_policy_is_set_shown_applied_and_removed(cli: Cli) -> None:
     said = cli.ok("stream", "configure", "shop/orders", "--no-retention")
     assert said.startswith("shop/orders: keeps all events\nA program that calls streams.create with another config")
     assert cli.ok("stream", "retain") == "No stream has a retention policy.\n"
-    assert "no retention policy" in cli.fails(1, "stream", "retain", "shop/orders")
+    assert "no retention policy" in cli.fails(2, "stream", "retain", "shop/orders")
 
 
 def test_what_would_be_deleted_is_shown_with_the_groups_that_need_it(cli: Cli) -> None:
@@ -75,6 +75,6 @@ def test_wrong_options_are_refused(cli: Cli, options: tuple[str, ...], message: 
 def test_policies_that_contradict_themselves_are_refused(cli: Cli) -> None:
     cli.ok("stream", "create", "shop/orders")
     for options in (("--retention-max-bytes", "0"), ("--retention-min-age", "1d"), ("--retention-max-age", "0s")):
-        said = cli.fails(1, "stream", "configure", "shop/orders", *options)
+        said = cli.fails(2, "stream", "configure", "shop/orders", *options)
         assert "RetentionPolicy is invalid" in said
         assert ("they need --retention-consumed-by subscribers" in said) is ("--retention-min-age" in options)

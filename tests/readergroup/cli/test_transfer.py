@@ -427,7 +427,7 @@ def test_a_stream_is_copied(cli: Cli, client: rg.Client) -> None:
     end = client.streams.info(SOURCE).head.model_dump_json()
     cli.ok("stream", "copy", SOURCE, f"{TARGET}-3", "--end", end, "--by", "segments")
     assert read(client, f"{TARGET}-3") == {}
-    assert "onto itself" in cli.fails(1, "stream", "copy", SOURCE, SOURCE)
+    assert "onto itself" in cli.fails(2, "stream", "copy", SOURCE, SOURCE)
     assert "exists" in cli.fails(1, "stream", "copy", TARGET, f"{TARGET}-2")
     assert "--by" in cli.fails(2, "stream", "copy", SOURCE, "shop/x", "--by", "turns")
     assert "this is not a cut" in cli.fails(2, "stream", "copy", SOURCE, "shop/x", "--start", "yesterday")
