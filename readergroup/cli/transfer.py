@@ -13,8 +13,6 @@ from typing import Annotated, BinaryIO, Final
 
 import typer
 
-import readergroup as rg
-
 from ..words import count
 from .exit_codes import INTERRUPTED
 from .formats import Format, format_of, records, sink
@@ -22,7 +20,7 @@ from .records import ImportedRecord, Records
 from .screen import Advance, print_json, progress, say, size, stdout_may_end_on_a_terminal
 from .session import Failed, UntilInterrupted, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import AsJson, Name, Yes, commands, confirm, parse_place, show_change
-from .writing import MaxEventBytes, open_source, parsed_limit, size_of
+from .writing import MaxEventBytes, PatientWriter, open_source, parsed_limit, patient_writer, size_of
 
 #: How many events are written between two updates of the progress bar.
 _STEP: Final = 1000
@@ -213,7 +211,7 @@ def import_events(
         reading = UntilInterrupted(found)
         with (
             ended_by_signal(reading.stop) as interruption,
-            client.writer(stream, max_event_bytes=limit) as writer,
+            patient_writer(client, stream, limit, interruption) as writer,
         ):
             with progress(f"importing to {stream}", size_of(source)) as advance:
                 number = _import(writer, found, reading, skip, advance)
@@ -232,7 +230,7 @@ def import_events(
 
 
 def _import(
-    writer: rg.EventWriter[bytes], found: Records, reading: Iterator[ImportedRecord], skip: int, advance: Advance
+    writer: PatientWriter, found: Records, reading: Iterator[ImportedRecord], skip: int, advance: Advance
 ) -> int:
     """Write the records after the first ``skip``; return how many there were."""
     number = position = 0
@@ -245,9 +243,7 @@ def _import(
             if number % _STEP == 0:
                 advance(found.position - position, count(number, "event"))
                 position = found.position
-        writer.flush()
     except ValueError as error:
-        writer.flush()  # raises the writer's own failure, if there is one
         raise Failed(
             f"{found.unit} {number + 1:,}: {error}; the {count(number, 'event')} before it are written: correct "
             f"it, and continue with --skip {number}"

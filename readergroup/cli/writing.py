@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import typer
 
@@ -20,7 +20,7 @@ from ..words import count
 from .exit_codes import INTERRUPTED
 from .retention import parsed_size
 from .screen import Advance, print_json, progress, say
-from .session import Failed, UntilInterrupted, ended_by_signal, session
+from .session import Failed, Interruption, UntilInterrupted, ended_by_signal, session
 from .streams import AsJson, Name
 
 #: How many lines are written between two updates of the progress bar.
@@ -58,7 +58,8 @@ def write(
     """Write each line of a file as an event.
 
     Events with one routing key are read in the order in which they were written. Without --key, lines are spread over
-    the segments. Ctrl-C stores the lines read so far and prints their number.
+    the segments. Ctrl-C stores the lines read so far and prints their number. If the store is away, the command waits
+    for it, with up to 16 MiB of lines.
     """
     key_of: KeyOf = (lambda line, number: None) if key is None else (lambda line, number: _key(line, number, key))
     limit = parsed_limit(max_event_bytes)
@@ -66,7 +67,7 @@ def write(
         found = UntilInterrupted(_lines(source, limit))
         with (
             ended_by_signal(found.stop) as interruption,
-            client.writer(stream, max_event_bytes=limit) as writer,
+            patient_writer(client, stream, limit, interruption) as writer,
         ):
             with progress(f"writing to {stream}", size_of(source)) as advance:
                 lines, size = _write_lines(writer, found, key_of, advance)
@@ -78,9 +79,44 @@ def write(
         say(f"{stream}: {count(lines, 'event')} written")
 
 
-def _write_lines(
-    writer: rg.EventWriter[bytes], lines: Iterator[bytes], key_of: KeyOf, advance: Advance
-) -> tuple[int, int]:
+class PatientWriter:
+    """A writer that waits for a store that is away, until the command is interrupted. The writer warns of it."""
+
+    def __init__(self, writer: rg.EventWriter[bytes], interruption: Interruption) -> None:
+        self.max_event_bytes = writer.max_event_bytes
+        self._writer = writer
+        self._interruption = interruption
+
+    def write(self, *event: Any, **options: Any) -> None:
+        self._repeat(self._writer.write, *event, **options)
+
+    def flush(self) -> None:
+        self._repeat(self._writer.flush)
+
+    def _repeat(self, call: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        while True:
+            try:
+                return call(*arguments, **options)
+            except rg.DeadlineExceededError:  # the call has written nothing
+                if self._interruption.came:
+                    raise
+
+
+@contextmanager
+def patient_writer(
+    client: rg.Client, stream: str, max_event_bytes: int, interruption: Interruption
+) -> Iterator[PatientWriter]:
+    """Provide a writer. The end of the block, also by an error, stores what was written, or raises."""
+    with client.writer(stream, max_event_bytes=max_event_bytes) as writer:
+        patient = PatientWriter(writer, interruption)
+        try:
+            yield patient
+        finally:
+            if not interruption.came:
+                patient.flush()
+
+
+def _write_lines(writer: PatientWriter, lines: Iterator[bytes], key_of: KeyOf, advance: Advance) -> tuple[int, int]:
     number = size = done = 0
     for number, line in enumerate(lines, 1):
         if len(line) > writer.max_event_bytes:
@@ -92,11 +128,6 @@ def _write_lines(
             writer.write(line, key_of(line, number))
         except ValueError as error:
             raise Failed(f"line {number:,}: {error}; the lines before it are stored") from error
-        except rg.DeadlineExceededError as error:  # closing the writer stores the lines before it, or raises
-            raise Failed(
-                f"line {number:,} and those after it are not written, because the store accepted nothing for too "
-                f"long; the lines before it are stored: {error.facts.get('cause', error)}"
-            ) from error
         size += len(line)
         if number % _STEP == 0:
             advance(size + number - done, count(number, "event"))

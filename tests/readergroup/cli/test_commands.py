@@ -690,23 +690,6 @@ def test_an_interrupted_write_says_how_much_is_stored(orders: Cli) -> None:
     assert sorted(lines) == sorted(f"line {number}" for number in range(len(lines)))
 
 
-def test_a_write_that_the_store_refuses_for_too_long_says_which_lines_are_stored(
-    orders: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = rg.EventWriter.write
-
-    def refuse(writer: rg.EventWriter[bytes], data: bytes, *args: object, **options: object) -> None:
-        if data == b"c":
-            raise rg.DeadlineExceededError("nothing is accepted", events_not_stored=2, cause="the server is away")
-        write(writer, data, *args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(rg.EventWriter, "write", refuse)
-    said = orders.fails(1, "write", "shop/orders", input="a\nb\nc\nd\n")
-    assert "line 3 and those after it are not written" in said and "the lines before it are stored" in said
-    assert "the server is away" in said and "events_not_stored" not in said
-    assert sorted(orders.ok("read", "shop/orders", "--group", "g").splitlines()) == ["a", "b"]
-
-
 def test_many_segments_are_named_by_their_runs(cli: Cli) -> None:
     assert "1,000 segments (0 to 999), epoch 0" in cli.ok("stream", "create", "shop/many", "--segments", "1000")
     assert "(1000, 1001, 1 to 999)" in cli.ok("stream", "scale", "shop/many", "--split", "0")
