@@ -109,7 +109,7 @@ def show(
 ) -> None:
     """Show a dead letter: its event, why it was set aside, and what became of it."""
     with session(context).connect() as client:
-        found = _letters(client, stream, is_queue).show(_pointer(client, stream, is_queue, letter))
+        found = _letters(client, stream, is_queue).show(letter)
     if as_json:
         print_json(_fields(found))
         return
@@ -193,9 +193,9 @@ def _work(
     others = settled = 0  # the pending letters, if none of them matches; those named that are not pending
     with session(context).connect() as client:
         letters = _letters(client, stream, is_queue)
-        pointers = [_pointer(client, stream, is_queue, each) for each in names or ()]
+        pointers: list[rg.EventPointer] = []
         if names:
-            found = {each.pointer: each.status for each in map(letters.show, pointers)}
+            found = {each.pointer: each.status for each in map(letters.show, names)}
             pointers = [*found]
             pending = [*found.values()].count("pending")
             settled = len(found) - pending
@@ -251,27 +251,6 @@ def _status(text: str) -> Status | None:
 
 def _letters(client: rg.Client, name: str, is_queue: bool) -> rg.DeadLetters:
     return client.dead_letters(queue=name) if is_queue else client.dead_letters(name)
-
-
-def _pointer(client: rg.Client, stream: str, is_queue: bool, name: str) -> rg.EventPointer:
-    """Return the pointer of a letter: it is written out, or has only the number of its segment and the offset.
-
-    A queue has one segment, so the offset suffices. A pointer that is written out may be that of the event.
-    """
-    if is_queue and name.isascii() and name.isdigit():
-        from ..dead_letters.letters import QUEUE_INCARNATION
-
-        return rg.EventPointer(rg.SegmentId(f"dead-letters/{stream}"), QUEUE_INCARNATION, int(name))
-    number, _, offset = name.partition(":")
-    if is_queue or not (number.isascii() and number.isdigit() and offset.isascii() and offset.isdigit()):
-        try:
-            return rg.EventPointer.parse(name)
-        except rg.InvalidArgumentError as error:
-            raise WrongUsage(
-                f"{name!r} is no dead letter; use a name such as 0:1234, as 'dead-letters list' shows it"
-            ) from error
-    incarnation = client.streams.info(stream).incarnation
-    return rg.EventPointer(rg.SegmentId(f"{stream}/{number}"), incarnation, int(offset))
 
 
 def _name(letter: rg.StoredDeadLetter) -> str:

@@ -32,7 +32,7 @@ from ..batch.reading import MAX_EVENTS, Batches, Events
 from ..errors import CorruptDataError
 from ..outbox.table import Row
 from ..scaling.retry import DeadLetter
-from ..streams.config import check_stream_name, number_of, stream_of
+from ..streams.config import SegmentId, check_stream_name, number_of, stream_of
 from ..streams.data.block import Headers
 from ..streams.data.moments import microseconds_of
 from ..streams.data.places import Place
@@ -179,11 +179,14 @@ class DeadLetters:
         """Return the letter at ``pointer``, or that of the event at ``pointer``, as `list` gives it.
 
         Args:
-            pointer: The pointer of a letter. Or that of the event that failed, as logs have it: this reads all letters,
-                and finds a pending one if the event has several.
+            pointer: The pointer of a letter, also as text, or as `readergroup dead-letters list` prints it: the number
+                of the segment and the offset, such as ``"0:1234"``, and of a queue the offset. Or the pointer of the
+                event that failed, as logs have it: this reads all letters, and finds a pending one if the event has
+                several.
 
         Raises:
             NotFoundError: There is no such letter, or it was truncated.
+            InvalidArgumentError: The text has none of these forms.
         """
         (found,) = self._of_letters([pointer], None)
         return self._show(found, None)
@@ -248,7 +251,7 @@ class DeadLetters:
 
     def _of_letters(self, pointers: Iterable[EventPointer | str], timeout: float | None) -> Collection[EventPointer]:
         """Return the pointers of these letters, each once, in place of those of their events."""
-        named = [EventPointer.parse(each) if isinstance(each, str) else each for each in pointers]
+        named = [self._parse(each, timeout) if isinstance(each, str) else each for each in pointers]
         for each in named:
             check_type(each, EventPointer, "pointer")
         missing = {each for each in named if not self._contains(each)}
@@ -265,6 +268,13 @@ class DeadLetters:
                     stream=self.stream,
                 )
         return dict.fromkeys(found.get(each, each) for each in named)
+
+    def _parse(self, text: str, timeout: float | None) -> EventPointer:
+        number, _, offset = text.partition(":")
+        if not (is_number(number) and is_number(offset)):
+            return parse_pointer(text, "0:1234")
+        incarnation = self._streams.fetch_state(self.stream, timeout=timeout).incarnation
+        return EventPointer(SegmentId(f"{self.stream}/{number}"), incarnation, int(offset))
 
     def _contains(self, pointer: EventPointer) -> bool:
         return stream_of(pointer.segment) == self.stream
@@ -530,6 +540,20 @@ class _Work:
 
 def _place(pointer: EventPointer) -> str:
     return f"{pointer.segment}:{pointer.incarnation}"
+
+
+def is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def parse_pointer(text: str, short_form: str) -> EventPointer:
+    try:
+        return EventPointer.parse(text)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"this names no dead letter; use a name such as {short_form}, or a pointer segment:incarnation:offset",
+            text=text,
+        ) from error
 
 
 def _id(letter: StoredDeadLetter) -> int:

@@ -16,7 +16,16 @@ from synchronizer.recipes.queue.event_queue import check_queue_name
 from ..scaling.retry import DeadLetter
 from ..streams.config import SegmentId
 from ..streams.event import EventPointer
-from .letters import QUEUE_INCARNATION, DeadLetters, Filters, OnProgress, StoredDeadLetter, chunks
+from .letters import (
+    QUEUE_INCARNATION,
+    DeadLetters,
+    Filters,
+    OnProgress,
+    StoredDeadLetter,
+    chunks,
+    is_number,
+    parse_pointer,
+)
 
 
 class QueueDeadLetters(DeadLetters):
@@ -51,6 +60,11 @@ class QueueDeadLetters(DeadLetters):
             if found is not None and found.place == pointer.offset:
                 return self._stored(found, done)
         raise NotFoundError("there is no such dead letter, or it was forgotten", pointer=str(pointer))
+
+    def _parse(self, text: str, timeout: float | None) -> EventPointer:
+        if is_number(text):
+            return _pointer(self._letters.segment, int(text))
+        return parse_pointer(text, "1234")
 
     def _contains(self, pointer: EventPointer) -> bool:
         return pointer.segment == self._letters.segment and pointer.incarnation == QUEUE_INCARNATION

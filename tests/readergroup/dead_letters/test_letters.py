@@ -119,6 +119,19 @@ def test_a_letter_is_found_by_the_pointer_of_its_event(client: rg.Client) -> Non
         letters.replay(pointers[5])
 
 
+def test_a_letter_is_found_by_the_name_that_commands_print(client: rg.Client) -> None:
+    set_up(client)
+    letters = client.dead_letters(DEAD)
+    first, second = list(letters.list())[:2]
+    name = f"{first.pointer.segment.rpartition('/')[2]}:{first.pointer.offset}"
+    assert letters.show(name) == first
+    assert letters.discard(name, second.pointer) == 2
+    with pytest.raises(rg.NotFoundError, match="no such dead letter"):
+        letters.show("999:0")
+    with pytest.raises(rg.InvalidArgumentError, match="such as 0:1234"):
+        letters.show("0:x")
+
+
 def test_of_two_letters_of_an_event_the_pending_one_is_meant(client: rg.Client) -> None:
     pointers = set_up(client)
     letters = client.dead_letters(DEAD)

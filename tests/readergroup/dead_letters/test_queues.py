@@ -59,7 +59,7 @@ def test_letters_of_a_queue_are_listed_replayed_and_discarded(client: rg.Client)
     assert numbers(iter(found)) == list(range(6))
     assert found[1].stream == QUEUE and found[1].letter.error == "ValueError: odd" and found[1].letter.attempts == 2
     assert abs(found[1].written_at - datetime.now(UTC)) < timedelta(hours=1)
-    assert letters.show(str(found[1].pointer)) == found[1]
+    assert letters.show(str(found[1].pointer)) == letters.show(str(found[1].pointer.offset)) == found[1]
     assert numbers(letters.list(error="KeyError")) == [0, 2, 4]
     assert not list(letters.list(until=datetime(2020, 1, 1, tzinfo=UTC))) and not list(letters.list(routing_key="ann"))
 
