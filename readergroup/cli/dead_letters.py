@@ -13,7 +13,7 @@ import readergroup as rg
 
 from ..words import count
 from .screen import clipped, print_json, progress, say
-from .session import WrongUsage, check_not_negative, session
+from .session import Failed, WrongUsage, check_not_negative, session
 from .streams import AsJson, Name, Yes, confirm
 from .tables import Table
 from .times import TIME_HELP, parse_time, shown_time
@@ -26,6 +26,8 @@ commands = typer.Typer(
     no_args_is_help=True,
 )
 
+#: The prefix of the segments of event queues.
+_QUEUES: Final = "queue/"
 #: What a table shows of an error.
 _ERROR_WIDTH: Final = 200
 
@@ -250,7 +252,14 @@ def _status(text: str) -> Status | None:
 
 
 def _letters(client: rg.Client, name: str, is_queue: bool) -> rg.DeadLetters:
-    return client.dead_letters(queue=name) if is_queue else client.dead_letters(name)
+    queues = [each.removeprefix(_QUEUES) for each in client.store.list(_QUEUES)]
+    if is_queue:
+        if name not in queues:
+            raise Failed(f"there is no queue {name}; the queues: {', '.join(queues) or 'none'}")
+        return client.dead_letters(queue=name)
+    if name in queues and ("/" not in name or not client.streams.exists(name)):
+        raise WrongUsage(f"{name} is an event queue; add --queue")
+    return client.dead_letters(name)
 
 
 def _name(letter: rg.StoredDeadLetter) -> str:

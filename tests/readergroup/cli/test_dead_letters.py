@@ -117,6 +117,21 @@ def test_a_bar_shows_how_far_a_replay_is_on_a_terminal_only(letters: Letters, tm
     assert letters.run("dead-letters", "discard", DEAD, "--yes").stderr == ""
 
 
+def test_a_queue_is_not_taken_for_a_stream(letters: Letters) -> None:
+    assert "there is no queue jobs; the queues: none" in letters.fails(1, "dead-letters", "list", "jobs", "--queue")
+    with rg.connect(letters.store) as client:
+        for name in ("jobs", "shop/mail", DEAD):
+            client.event_queue(name)
+    for name in ("jobs", "shop/mail"):
+        for command in (("list",), ("show", "0:1"), ("replay", "--yes")):
+            said = letters.fails(2, "dead-letters", command[0], name, *command[1:])
+            assert f"{name} is an event queue; add --queue" in said
+        assert "0 pending" in letters.ok("dead-letters", "list", name, "--queue")
+    assert "0 pending" not in letters.ok("dead-letters", "list", DEAD), "the stream of this name is meant"
+    said = letters.fails(1, "dead-letters", "list", "job", "--queue")
+    assert f"there is no queue job; the queues: jobs, {DEAD}, shop/mail" in said
+
+
 def test_what_is_wrong_is_said_on_one_line(letters: Letters) -> None:
     assert "stream create" in letters.fails(1, "dead-letters", "list", "shop/typo")
     assert "no dead letter" in letters.fails(2, "dead-letters", "list", "shop/orders")
