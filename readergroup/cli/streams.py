@@ -330,7 +330,7 @@ def truncate(
     if as_json:
         print_json(found)
     else:
-        say(f"{found.name}: data starts at {_places(found.head, sorted(found.head.offsets, key=_number_of))}")
+        say(f"{found.name}: data starts in {_places(found.head, sorted(found.head.offsets, key=_number_of))}")
 
 
 @commands.command()
@@ -399,10 +399,14 @@ def _condition(found: rg.StreamInfo | StreamState) -> str:
 def _tags(given: list[str] | None) -> dict[str, str] | None:
     if not given:
         return None
-    parts = [each.partition("=") for each in given]
-    if not all(name and value for name, _, value in parts):
-        raise WrongUsage(f"a tag must be written like team=payments, not {given!r}")
-    return {name: value for name, _, value in parts}
+    tags: dict[str, str] = {}
+    for each in given:
+        name, _, value = each.partition("=")
+        if not name or not value:
+            raise WrongUsage(f"a tag must be written like team=payments, not {each!r}")
+        if tags.setdefault(name, value) != value:
+            raise WrongUsage(f"a stream has one value of a tag, so give --tag {name}=... once")
+    return tags
 
 
 def _tags_in_words(config: rg.StreamConfig) -> str:
@@ -410,6 +414,9 @@ def _tags_in_words(config: rg.StreamConfig) -> str:
 
 
 def _places(cut: rg.StreamCut, segments: list[rg.SegmentId]) -> str:
+    if len(segments) > _NUMBERS:
+        numbers = _numbers_in_words([_number_of(segment) for segment in segments])
+        return f"{count(len(segments), 'segment')} ({numbers}); 'stream info --json' has their offsets, as head"
     return ", ".join(f"{segment} at {cut.offsets[segment]:,}" for segment in segments)
 
 

@@ -697,6 +697,24 @@ def test_many_segments_are_named_by_their_runs(cli: Cli) -> None:
     assert " to 999" not in (said := cli.ok("stream", "scale", "shop/many", "--split", alternate)) and "..." in said
 
 
+def test_where_the_data_of_many_segments_starts_is_summed_up(cli: Cli) -> None:
+    cli.ok("stream", "create", "shop/many", "--segments", "300")
+    told = cli.ok("stream", "truncate", "shop/many", "tail", "--yes")
+    assert (
+        told == "shop/many: data starts in 300 segments (0 to 299); 'stream info --json' has their offsets, as head\n"
+    )
+    cli.ok("stream", "scale", "shop/many", "--split", ",".join(map(str, range(0, 20))))
+    info = cli.ok("stream", "info", "shop/many")
+    assert "The data at the head starts in earlier segments: 20 segments (0 to 19); 'stream info --json' has" in info
+
+
+def test_a_tag_has_one_value(cli: Cli) -> None:
+    cli.ok("stream", "create", "shop/orders", "--tag", "team=a", "--tag", "team=a")
+    for command in (("create", "shop/new"), ("configure", "shop/orders"), ("list",)):
+        said = cli.fails(2, "stream", *command, "--tag", "team=a", "--tag", "tier=1", "--tag", "team=b")
+        assert "give --tag team=... once" in said
+
+
 def stored_bytes(cli: Cli) -> int:
     info = cli.json("stream", "info", "shop/orders")
     return sum(info["tail"]["offsets"].values())  # type: ignore[index]
