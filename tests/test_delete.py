@@ -65,3 +65,16 @@ def test_while_a_group_has_not_passed_a_split_there_is_no_cut(
                 while group.stream_cuts()[STREAM].offsets.keys() != {f"{STREAM}/1", f"{STREAM}/2"}:
                     reader.read(timeout=0.1)
             assert (committed_by_all(groups, STREAM) is not None) == cut_exists
+
+
+def test_an_error_of_a_deletion_does_not_recommend_to_create_what_is_missing() -> None:
+    with rg.connect("memory://") as client:
+        for _ in range(2):  # the second time, the client knows the names
+            with pytest.raises(rg.NotFoundError, match="there is no stream of this name: "):
+                client.streams.delete(STREAM)
+            with pytest.raises(rg.NotFoundError, match="there is no reader group of this name: "):
+                client.groups.delete("billing")
+            client.streams.create(STREAM)
+            client.groups.create("billing", streams=[STREAM])
+            client.groups.delete("billing")
+            client.streams.delete(STREAM)

@@ -179,7 +179,10 @@ class ReaderGroupManager:
 
         Its readers raise `NotFoundError` at their next call.
         """
-        group = self.get(name)
+        try:
+            group = self.get(name)
+        except NotFoundError as error:
+            raise NotFoundError("there is no reader group of this name", name=name) from error
         with loading():
             from ..record.deletion import delete_record
             from ..scaling.autoscale import ROLE, forget_history

@@ -88,7 +88,10 @@ class Deletions:
     def delete(self, stream: str, deadline: Deadline) -> None:
         """Delete the stream and its data, or give an incomplete copy up."""
         while True:
-            synchronizer = self._metadata.existing(stream, deadline, or_being_copied=True)
+            try:
+                synchronizer = self._metadata.existing(stream, deadline, or_being_copied=True)
+            except NotFoundError as error:
+                raise NotFoundError("there is no stream of this name", stream=stream) from error
             deleted = self._end(synchronizer, synchronizer.state, deadline)
             if deleted is not None:
                 break
