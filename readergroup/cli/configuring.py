@@ -47,7 +47,7 @@ def create(
         raise WrongUsage("name the streams that the group reads: --stream shop/orders")
     fields = _fields(settings)
     if start != "head":
-        fields["start"] = start if start == "tail" else parse_time("--start", start)
+        fields["start"] = start if start == "tail" else parse_time("--start", start, or_use="head or tail")
     with session(context).connect() as client:
         found = client.groups.create(group, streams=streams, **fields)
         _show(group, found.config, as_json)
@@ -79,7 +79,7 @@ def configure(
     if not (fields or added or removed):
         raise WrongUsage("name fields as FIELD=VALUE, or streams with --add-stream or --remove-stream")
     if start not in (None, "head"):
-        fields["start"] = start if start == "tail" else parse_time("--start", start)
+        fields["start"] = start if start == "tail" else parse_time("--start", start, or_use="head or tail")
     with session(context).connect() as client:
         found = client.groups.get(group)
         known = found.config.streams

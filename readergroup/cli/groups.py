@@ -221,13 +221,8 @@ def _reset_target(group: rg.ReaderGroup, text: str) -> ResetTarget:
     checkpoints = group.checkpoints
     if text in checkpoints:
         return checkpoints[text]
-    try:
-        return parse_time("--to", text)
-    except WrongUsage as error:
-        names = ", ".join(checkpoints) or "none"
-        raise WrongUsage(
-            f"{error}; or use head, tail or a checkpoint of the group; its checkpoints: {names}"
-        ) from error
+    names = ", ".join(checkpoints) or "none"
+    return parse_time("--to", text, or_use=f"head, tail or a checkpoint of the group; its checkpoints: {names}")
 
 
 @commands.command()

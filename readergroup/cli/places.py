@@ -19,6 +19,7 @@ PLACE_HELP: Final = (
     f"head, tail, {TIME_HELP}, or a cut: text such as 'shop/orders[0:120, 1:80]', or the value of "
     "head or tail of 'stream info --json'"
 )
+_OTHER_PLACES: Final = "head, tail or a cut, such as 'shop/orders[0:120, 1:80]'"
 _STEP: Final = 1000
 #: How often a command that reads looks for new events, and whether it is at the end.
 LOOK_SECONDS: Final = 0.25
@@ -36,7 +37,7 @@ def cut_of(client: rg.Client, stream: str, option: str, text: str) -> rg.StreamC
         if cut.stream != stream:
             raise WrongUsage(f"{option} has a cut of {cut.stream}, not of {stream}")
         return cut
-    return client.batch.cut_at(stream, parse_time(option, text))
+    return client.batch.cut_at(stream, parse_time(option, text, or_use=_OTHER_PLACES))
 
 
 def batches_between(

@@ -18,8 +18,9 @@ def shown_time(time: datetime, timespec: str = "seconds") -> str:
     return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
 
 
-def parse_time(option: str, text: str) -> datetime:
-    """Return the time that the option names, or that lies so long ago."""
+def parse_time(option: str, text: str, *, or_use: str = "") -> datetime:
+    """Return the time that the option names, or that lies so long ago. An error also names what else to use."""
+    others = f"; or use {or_use}" if or_use else ""
     try:
         ago: timedelta | None = age(option, text)
     except WrongUsage:
@@ -29,7 +30,7 @@ def parse_time(option: str, text: str) -> datetime:
             datetime.fromtimestamp(SystemClock().time(), UTC) - ago if ago is not None else datetime.fromisoformat(text)
         )
     except (OverflowError, ValueError) as error:
-        raise WrongUsage(f"{option} takes {TIME_HELP}, not {text!r}") from error
+        raise WrongUsage(f"{option} takes {TIME_HELP}, not {text!r}{others}") from error
     if found.tzinfo is None:
-        raise WrongUsage(f"{option} {text!r} needs a timezone, such as {found.isoformat()}+00:00")
+        raise WrongUsage(f"{option} {text!r} needs a timezone, such as {found.isoformat()}+00:00{others}")
     return found

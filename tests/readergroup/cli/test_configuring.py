@@ -59,7 +59,8 @@ def test_a_group_starts_where_it_is_told(orders: Cli) -> None:
             orders.ok("group", "create", f"from-{start[:2]}", "--stream", "shop/orders", "--start", start, "--json")
         )
         assert found["config"]["start"]["shop/orders"]
-    assert "such as 2h" in orders.fails(2, "group", "create", "x", "--stream", "shop/orders", "--start", "noon")
+    told = orders.fails(2, "group", "create", "x", "--stream", "shop/orders", "--start", "noon")
+    assert "such as 2h" in told and "or use head or tail" in told
 
 
 def test_a_wrong_setting_is_refused(orders: Cli) -> None:

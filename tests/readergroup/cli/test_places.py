@@ -139,7 +139,8 @@ def test_wrong_places_are_refused(orders: Cli) -> None:
         assert option in orders.fails(2, "read", "shop/orders", option, "")
     assert "leave --to out" in orders.fails(2, "read", "shop/orders", "--to", "tail", "--follow")
     assert "needs --group" in orders.fails(2, "read", "shop/orders", "--from", "head", "--reader", "me")
-    assert "such as 2h" in orders.fails(2, "read", "shop/orders", "--from", "noon")
+    told = orders.fails(2, "read", "shop/orders", "--from", "noon")
+    assert "such as 2h" in told and "or use head, tail or a cut, such as" in told
     assert "timezone" in orders.fails(2, "read", "shop/orders", "--from", "2026-11-25")
     assert "not a cut" in orders.fails(2, "peek", "shop/orders", "--from", "{")
     assert "a cut of shop/other" in orders.fails(2, "peek", "shop/orders", "--from", "shop/other[0:0]")
