@@ -274,17 +274,21 @@ def scale(
             show_default=False,
         ),
     ] = None,
-    into: Annotated[int, typer.Option(min=2, help="The number of equal parts for --split.")] = 2,
+    into: Annotated[
+        int | None, typer.Option(min=2, help="The number of equal parts for --split. Default: 2.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Split segments, or merge neighbours into one. Writers and readers continue."""
     if sum(map(bool, (split, merge, at, ranges))) != 1:
         raise WrongUsage("use one of --split SEGMENTS, --merge SEGMENTS, --at KEY and --ranges RANGES")
+    if into is not None and not split:
+        raise WrongUsage("--into needs --split SEGMENTS")
     if at and not all(at):
         raise WrongUsage("--at needs a routing key, not an empty text")
     with session(context).connect() as client:
         if split:
-            found = client.streams.scale(stream, split=_segments(split), into=into)
+            found = client.streams.scale(stream, split=_segments(split), into=into or 2)
         elif merge:
             found = client.streams.scale(stream, merge=_segments(merge))
         elif at:

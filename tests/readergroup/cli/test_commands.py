@@ -846,6 +846,8 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("stream scale a/b", "use one of --split"),
         ("stream scale a/b --split 0 --merge 1,2", "use one of --split"),
         ("stream scale shop/orders --ranges 0..1", "ranges must be written like"),
+        ("stream scale shop/orders --at alice --into 3", "--into needs --split"),
+        ("stream scale shop/orders --merge 0,1 --into 3", "--into needs --split"),
         ("stream scale shop/orders --split x", "segments must be written like"),
         ("stream scale shop/orders --split -1", "segments must be written like"),
         ("stream scale shop/orders --at ", "--at needs a routing key"),
