@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,11 +61,14 @@ def status(
     say(Table("stream", *numbers, "stuck because", numbers=numbers, rows=rows))
 
 
+class Dialect(StrEnum):
+    POSTGRESQL = "postgresql"
+    SQLITE = "sqlite"
+
+
 @commands.command()
 def ddl(
-    dialect: Annotated[
-        str, typer.Argument(metavar="DIALECT", help="postgresql or sqlite.", show_default=False)
-    ] = "postgresql",
+    dialect: Annotated[Dialect, typer.Argument(metavar="DIALECT", help="The kind of database.")] = Dialect.POSTGRESQL,
     table_name: TableName = _TABLE,
 ) -> None:
     """Print the statements that create the table of an outbox, for a migration."""
