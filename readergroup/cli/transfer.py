@@ -168,7 +168,11 @@ def _whole_file(file: Path | None) -> Iterator[BinaryIO]:
         with file.open("wb") as opened:
             yield opened
         return
-    number, path = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        number, path = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    except OSError as error:
+        error.filename = str(file)  # the one that the caller knows
+        raise
     try:
         with open(number, "wb") as opened:
             yield opened

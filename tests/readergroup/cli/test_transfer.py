@@ -274,6 +274,12 @@ def test_a_file_is_replaced_when_the_new_one_is_whole(cli: Cli, client: rg.Clien
     assert [name for name in os.listdir(cli.folder) if name.startswith(".")] == []
 
 
+def test_an_export_names_the_file_that_it_cannot_write(cli: Cli, client: rg.Client) -> None:
+    write(client, EVENTS[:2])
+    file = cli.folder / "typo" / "orders.jsonl"
+    assert cli.fails(1, "stream", "export", SOURCE, str(file)).endswith(f"No such file or directory: {file}\n")
+
+
 def test_an_export_replaces_a_file_only_after_confirmation(cli: Cli, client: rg.Client) -> None:
     write(client, EVENTS[:2])
     file = cli.folder / "orders.jsonl"
