@@ -165,7 +165,7 @@ def _exit_code_of(error: BaseException) -> int:
 
 def _with_place(error: Any) -> str:
     said: str = error.format_message()
-    misplaced = getattr(error, "option_name", None) == "--url"
+    misplaced = said.startswith("No such option") and error.option_name == "--url"
     return f"{said}; --url belongs before the command: readergroup --url sqlite:///shop.db ..." if misplaced else said
 
 

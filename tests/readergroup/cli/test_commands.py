@@ -951,6 +951,11 @@ def _texts_of_errors(module: ast.Module) -> Iterator[str]:
                     yield str(text.value)
 
 
+def test_only_a_misplaced_address_is_called_misplaced(orders: Cli) -> None:
+    assert "belongs before the command" in orders.fails(2, "stream", "list", "--url", "sqlite:///shop.db")
+    assert "belongs before the command" not in orders.fails(2, "--url")
+
+
 def test_without_a_store_the_command_says_how_to_name_one() -> None:
     result = CliRunner(env={"READERGROUP_URL": ""}).invoke(app, ["stream", "list"])
     assert result.exit_code == 2
