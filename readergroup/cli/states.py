@@ -65,7 +65,7 @@ def list_states(
         shown = [(name, size(info.length - info.start_offset)) for name, info in rows]
         say(Table("state", "log", numbers=("log",), rows=shown))
     else:
-        say("There are no shared states.")
+        say("There are no shared states." if prefix is None else "No shared state matches.")
 
 
 @commands.command()

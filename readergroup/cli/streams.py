@@ -189,11 +189,12 @@ def list_streams(
 ) -> None:
     """List the streams."""
     tags = _tags(tag)
+    none = "There are no streams." if scope is None and tags is None else "No stream matches."
     with session(context).connect() as client:
         if with_size:
             if as_json:
                 raise WrongUsage("--json has the head and the tail of each stream, and no size; leave out --size")
-            _list_by_size(client, list(client.streams.states(scope, tag=tags)))
+            _list_by_size(client, list(client.streams.states(scope, tag=tags)), none)
             return
         if as_json:
             print_json(list(client.streams.describe_all(scope, tag=tags)))
@@ -205,10 +206,10 @@ def list_streams(
     if rows:
         say(Table("stream", "segments", "epoch", "is", numbers=("segments", "epoch"), rows=rows))
     else:
-        say("There are no streams.")
+        say(none)
 
 
-def _list_by_size(client: rg.Client, states: Sequence[StreamState]) -> None:
+def _list_by_size(client: rg.Client, states: Sequence[StreamState], none: str) -> None:
     segments = {state.name: [state.data_segment(number) for number in state.segments] for state in states}
     found = client.store.infos([segment for each in segments.values() for segment in each])
     sizes = {
@@ -220,7 +221,7 @@ def _list_by_size(client: rg.Client, states: Sequence[StreamState]) -> None:
         say(Table("stream", "size", numbers=("size",), rows=rows))
         say(f"\nThey hold {size(sum(sizes.values()))}, without what states, groups and the store itself need.")
     else:
-        say("There are no streams.")
+        say(none)
 
 
 @commands.command("describe", hidden=True)  # as that of a group is called

@@ -708,6 +708,15 @@ def test_where_the_data_of_many_segments_starts_is_summed_up(cli: Cli) -> None:
     assert "The data at the head starts in earlier segments: 20 segments (0 to 19); 'stream info --json' has" in info
 
 
+@pytest.mark.parametrize("options", [(), ("--size",)])
+def test_a_list_without_a_match_does_not_say_that_there_is_nothing(cli: Cli, options: tuple[str, ...]) -> None:
+    cli.ok("stream", "create", "shop/orders")
+    for wanted in (("shpo",), ("--tag", "team=a")):
+        assert cli.ok("stream", "list", *wanted, *options) == "No stream matches.\n"
+    cli.ok("stream", "delete", "shop/orders", "--yes")
+    assert cli.ok("stream", "list", *options) == "There are no streams.\n"
+
+
 def test_a_tag_has_one_value(cli: Cli) -> None:
     cli.ok("stream", "create", "shop/orders", "--tag", "team=a", "--tag", "team=a")
     for command in (("create", "shop/new"), ("configure", "shop/orders"), ("list",)):

@@ -48,7 +48,7 @@ def test_states_are_listed(cli: Cli) -> None:
     for name in ("counter/n", "group/billing", "lock/nightly", "map/prices", "state/visits", "stream/shop/orders"):
         assert name in shown
     assert json.loads(cli.ok("state", "list", "map", "--json"))[0]["name"] == "map/prices"
-    assert cli.ok("state", "list", "x") == "There are no shared states.\n"
+    assert cli.ok("state", "list", "x") == "No shared state matches.\n"
 
 
 @pytest.mark.parametrize("name", ["counter/n", "group/billing", "lock/nightly", "map/prices", "stream/shop/orders"])
