@@ -79,7 +79,7 @@ def connect(
         UnsupportedError: The scheme is unknown, or the driver of the store is not installed.
         NotFoundError: The store does not exist and ``must_exist`` is set.
 
-    Example:
+    Examples:
         >>> with connect("memory://") as client:
         ...     client.counter("visits").add(1)
         1
@@ -477,7 +477,7 @@ class Client:
             DeadlineExceededError: Others held the lock until the timeout; the error names them.
             InvalidArgumentError: This thread holds the lock already.
 
-        Example:
+        Examples:
             >>> with client.lock("nightly-report", timeout=5) as held:
             ...     write_report(fencing_token=held.fencing_token)
         """

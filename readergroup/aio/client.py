@@ -58,7 +58,7 @@ def connect(url: str | None = None, **options: Any) -> Opening[Client]:
     Raises:
         ReaderGroupError: As `readergroup.connect`.
 
-    Example:
+    Examples:
         >>> async with connect("memory://") as client:
         ...     await (await client.counter("visits")).add(1)
     """

@@ -342,7 +342,7 @@ def app(
     Raises:
         InvalidArgumentError: An argument has the wrong type, or the token is too short.
 
-    Example:
+    Examples:
         >>> uvicorn.run(readergroup.serve.app(client), host="127.0.0.1", port=8420)
     """
     check_type(client, Client, "client")

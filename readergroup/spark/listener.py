@@ -66,7 +66,7 @@ class ProgressListener(StreamingQueryListener):
     Args:
         callback: Called in the driver after each batch, in one thread. Its errors are logged. Default: log at INFO.
 
-    Example:
+    Examples:
         >>> spark.streams.addListener(ProgressListener(print))
     """
 
