@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
+from html import escape, unescape
 from importlib import import_module
 from inspect import getdoc
 from pathlib import Path
@@ -26,6 +27,8 @@ MODULES: Final = tuple(f"readergroup.{name}" for name in ("aio", "serve", "sinks
 _LINK: Final = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
 _PACKAGE: Final = re.compile(rf"^## ({'|'.join(PACKAGES)})\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _ROW: Final = re.compile(r"^\| ([^|]+?) \| ([^|]+?) \|", re.MULTILINE)
+_PARAGRAPH: Final = re.compile(r"<p>(.*?)</p>", re.DOTALL)
+_TAG: Final = re.compile(r"<[^>]+>")
 _NAME: Final = re.compile(r"`(\w+)`")
 
 
@@ -35,7 +38,10 @@ def on_config(config: MkDocsConfig) -> None:
     for section in config.nav:
         match section:
             case {"Reference": list(pages)}:
-                pages += ({title: path} for path, (title, _) in _reference().items())
+                sections: dict[str, list[dict[str, str]]] = {}
+                for path, (title, _) in _reference().items():
+                    sections.setdefault(_section(path), []).append({title: path})
+                pages += ({section: found} for section, found in sections.items())
             case {"Contribute": list(pages)}:
                 decisions = sorted(each.name for each in (ROOT / DOCS / "adr").glob("0*.md"))
                 pages.append({"Decisions": [f"adr/{name}" for name in ("README.md", *decisions)]})
@@ -65,6 +71,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(_place(target), posixpath.dirname(here) or ".")
 
     return _LINK.sub(place, markdown)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> None:
+    """Describe each page to search engines by its first paragraph, and the first page by what the project is."""
+    texts = (" ".join(unescape(_TAG.sub("", each)).split()) for each in _PARAGRAPH.findall(content))
+    description = next(filter(None, texts), None)
+    if description is not None:
+        page.meta["description"] = escape(description)
+    if page.file.src_uri == "index.md":
+        page.meta["title"] = config.site_description
 
 
 # ---------------------------------------------------------------------- files of the repository
@@ -132,6 +148,14 @@ def _reference() -> Mapping[str, tuple[str, list[str]]]:
         names = [f"{module}.{name}" for name in import_module(module).__all__]
         found[f"reference/{module}.md"] = module, [name for name in names if _object_path(name) not in known]
     return found
+
+
+def _section(path: str) -> str:
+    """Return the section of the navigation that has this page of the reference."""
+    folder, _, name = path.removeprefix("reference/").rpartition("/")
+    if name.startswith("errors-"):
+        return "Errors"
+    return folder or "Other modules"
 
 
 def _rows(text: str) -> Iterator[tuple[str, str, list[str], tuple[int, int]]]:

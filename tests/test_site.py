@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 
@@ -54,3 +55,12 @@ def test_the_reference_shows_examples_as_code_and_comments_as_text(pages: Mappin
     reference = {address: page for address, page in pages.items() if address.startswith("reference/")}
     assert [address for address, page in reference.items() if "<blockquote>" in page] == []
     assert "The most bytes of" in reference["reference/synchronizer/know-its-limits.html"]
+
+
+def test_the_navigation_groups_the_reference_and_each_page_describes_itself(pages: Mapping[str, str]) -> None:
+    labels = re.findall(r'<span class="md-ellipsis">\s*(.*?)\s*</span>', pages["reference/readergroup/read.html"])
+    assert {"readergroup", "Errors", "synchronizer", "notifications", "Other modules"} <= set(labels)
+    described = re.compile(r'<meta name="description" content="([^"]*)">')
+    descriptions = Counter(described.findall(page)[0] for page in pages.values())
+    assert descriptions.most_common(1)[0][1] < len(pages) / 10
+    assert "<title>readergroup - readergroup" not in pages["index.html"]
