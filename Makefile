@@ -124,6 +124,8 @@ test-lowest:
 	rm -rf $(LOWEST)
 	@$(PYTHON) -m venv $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check uv
+# Python 3.11 puts an old setuptools into each environment, which hides that a dependency needs it.
+	@$(LOWEST)/bin/uv pip uninstall --quiet --python $(LOWEST)/bin/python setuptools
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
 	    --editable '.[fast,nats,postgres,arrow]'
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
