@@ -170,7 +170,7 @@ class Publisher:
         assert state is not None
         if state.sealing:
             self.end()  # the stream may be deleted and created again
-            raise SealedError("the stream is sealed and takes no more events", stream=self.stream)
+            state.check_takes_events()
         batches = self._batches(state, rows)
         stored: list[int] = []
         try:

@@ -363,6 +363,13 @@ class StreamState(State):
         whole = KeyRange(low=ranges[0].low, high=ranges[-1].high)
         return AnnounceScale(predecessors=tuple(in_order), ranges=(whole,))
 
+    def check_takes_events(self) -> None:
+        """Raise `SealedError` if the stream is sealed."""
+        if self.sealing:
+            raise SealedError(
+                "the stream is sealed for good and takes no more events; write to another stream", stream=self.name
+            )
+
     def _scalable(self, numbers: Sequence[int]) -> Sequence[int]:
         if self.sealing:
             raise SealedError("a sealed stream cannot be scaled", stream=self.name)
@@ -526,8 +533,7 @@ class CommitTransaction(Update[StreamState], tag="commit-transaction"):
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         _check_exists(state)
-        if state.sealing:
-            raise SealedError("the stream is sealed and takes no transactions", stream=state.name, key=self.key)
+        state.check_takes_events()
         if state.is_pending:
             raise InvalidArgumentError(
                 "a transaction needs a stream with no other transaction or scale open", stream=state.name

@@ -22,7 +22,6 @@ from synchronizer import (
     NotFoundError,
     OutcomeUnknownError,
     ReaderGroupError,
-    SealedError,
 )
 from synchronizer.arguments import check_duration
 from synchronizer.backoff import Backoff
@@ -120,8 +119,7 @@ class Staging(Generic[T]):
         self._clock = manager.clock
         self._dumps = checked_dumps(serializer)
         state = manager.fetch_state(stream, timeout=self.timeout)
-        if state.sealing:
-            raise SealedError("the stream is sealed and takes no events", stream=stream)
+        state.check_takes_events()
         self._incarnation = state.incarnation
         self._generation = state.transactions.committer(key).generation
         # A process whose clock was ahead may have ended the time of all parts that are begun now.

@@ -529,8 +529,7 @@ class _Commit:
     def _check(self, state: StreamState, deadline: Deadline) -> None:
         """Refuse a commit that could not be merged, before anything is written."""
         self._check_same_stream(state)
-        if state.sealing:
-            raise SealedError("the stream is sealed and takes no transactions", stream=self._stream, key=self._key)
+        state.check_takes_events()
         state.transactions.check_parts(self._key, self._generation, self._filled)
         prefix = staging_prefix(self._stream, state.incarnation, self._key, self._generation)
         backoff = Backoff(self._streams.clock, deadline)

@@ -184,8 +184,7 @@ class EventWriter(Generic[T]):
         state = manager.fetch_state(stream, timeout=self.timeout)
         if state.transactions.open is not None:  # perhaps of an earlier writer
             state = manager.finish_pending(stream, timeout=self.timeout)
-        if state.sealing:
-            raise SealedError("the stream is sealed and takes no events", stream=stream)
+        state.check_takes_events()
         manager.maintenance.follow(state)
         self._state = state
         self._lanes = Lanes(state)
@@ -925,7 +924,7 @@ class EventWriter(Generic[T]):
         if state.incarnation != self._state.incarnation:
             raise NotFoundError("the stream was deleted and created again; open another writer", stream=self.stream)
         if state.sealed:
-            raise SealedError("the stream is sealed and takes no more events", stream=self.stream)
+            state.check_takes_events()
         if any(batch.segment in state.current for batch in rerouting.refused):
             if rerouting.deadline.passed:
                 segment = state.segment(rerouting.refused[0].segment)

@@ -1116,7 +1116,7 @@ def test_a_sealed_stream_takes_no_transaction(streams: StreamManager) -> None:
         streams.seal(NAME)
         with pytest.raises(SealedError):
             txn.commit()
-    with pytest.raises(SealedError, match="takes no transactions"):
+    with pytest.raises(SealedError, match="takes no more events"):
         commit(streams, 0, part)
     with pytest.raises(SealedError):
         stage(streams, events("b"))
