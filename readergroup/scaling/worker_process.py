@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 from synchronizer import InvalidArgumentError, StoreUnavailableError
 from synchronizer.loggers import get_logger
 from synchronizer.recipes.queue.retries import text_of
+from synchronizer.stores.forking import forks_wait, own
 from synchronizer.threads.background import BackgroundThread
 from synchronizer.threads.flag import Flag
 
@@ -177,7 +178,9 @@ class ProcessWorker:
         self.reader_id = reader_id
         with _starting():
             self._hand = SharedHand(slots)
-            self._pipe, self._theirs = _spawn.Pipe()
+            with forks_wait:
+                self._pipe, self._theirs = _spawn.Pipe()
+                own(self._pipe)  # else a child that the program forks would keep it open, and the worker running
         self.stopping = False
         self._failure: BaseException | None = None
         self._ready = self._is_done = False

@@ -620,6 +620,36 @@ def test_worker_processes_end_when_their_parent_is_killed(
         program.kill()
 
 
+def test_worker_processes_end_when_their_parent_is_killed_although_a_child_that_it_forked_lives_on(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, url: str
+) -> None:
+    group.configure(reader_timeout_seconds=600)
+    forked = diary.folder / "forked"
+    begin = f"""
+def fork(*_):
+    if child := os.fork():
+        Path({str(forked)!r}).write_text(f"{{child}} ")
+    else:
+        signal.pause()
+signal.signal(signal.SIGUSR1, fork)
+"""
+    program = start_pool_in_a_program(url, diary, "Note(diary)", begin=begin, readers=2)
+    child = None
+    try:
+        until(lambda: len(group.online_readers()) == 2)
+        program.send_signal(signal.SIGUSR1)
+        until(lambda: forked.exists() and forked.read_text().endswith(" "))
+        child = int(forked.read_text())
+        program.kill()
+        program.wait(PATIENCE_SECONDS)
+        until(lambda: group.online_readers() == [])
+        assert is_running(child)
+    finally:
+        program.kill()
+        if child is not None:
+            os.kill(child, signal.SIGKILL)
+
+
 # ---------------------------------------------------------------------- stopping
 
 
