@@ -55,6 +55,12 @@ _spawn = multiprocessing.get_context("spawn")
 
 def pickled(task: Task[Any]) -> bytes:
     """Return the task as bytes for a worker process; `InvalidArgumentError` names the part that does not pickle."""
+    if multiprocessing.current_process().daemon:
+        raise InvalidArgumentError(
+            "a daemonic process, such as one of multiprocessing.Pool or a worker process of a pool, cannot start "
+            "others; start this one with daemon=False, or use workers='thread'",
+            process=multiprocessing.current_process().name,
+        )
     for name in ("handle", "handle_batch", "serializer", "sink"):
         value = getattr(task, name)
         try:

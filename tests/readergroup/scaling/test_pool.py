@@ -1352,6 +1352,17 @@ def test_worker_processes_cannot_share_memory() -> None:
             group.pool(print, workers="process")
 
 
+def open_pool_of_processes(url: str) -> None:
+    with rg.connect(url) as client:
+        client.groups.get("billing").pool(print, workers="process")
+
+
+@pytest.mark.usefixtures("group")
+def test_a_pool_of_processes_is_refused_where_no_process_may_be_started(url: str) -> None:
+    with CLEAN.Pool(1) as processes, pytest.raises(rg.InvalidArgumentError, match="daemonic process.*daemon=False"):
+        processes.apply(open_pool_of_processes, (url,))
+
+
 def test_a_program_without_a_guard_is_told_what_is_missing(group: rg.ReaderGroup, url: str, diary: Diary) -> None:
     script = diary.folder / "program.py"
     script.write_text(
