@@ -20,7 +20,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from synchronizer.clock import SystemClock
+from synchronizer.clock import Deadline, SystemClock
 from synchronizer.errors import (
     ClosedError,
     ReaderGroupError,
@@ -49,6 +49,9 @@ _CONNECT_SECONDS: Final = 2
 _PROBE_SECONDS: Final = 1.0
 _CANCELLATIONS: Final = 5
 _CANCELLATION_SECONDS: Final = 0.2
+#: How long closing waits for answers that are heard, and how often it looks for them.
+_LAST_ANSWERS_SECONDS: Final = 0.2
+_LAST_ANSWERS_LOOK_SECONDS: Final = 0.001
 #: A client that receives nothing for this time, while answers are due, is replaced.
 _DEAF_SECONDS: Final = 15.0
 #: The assumed minimum throughput of network and disk; large messages get more time accordingly.
@@ -268,8 +271,8 @@ class NatsConnection:
         return answers
 
     def send(self, message: Outgoing) -> None:
-        """Send a message that has no answer, if there is a connection. A finalizer may call it."""
-        self._check_open()
+        """Send a message that has no answer, if there is a connection, also while it closes. Finalizers may call it."""
+        self._check_process()
         with contextlib.suppress(nats_loop.LoopEndedError):  # and the connection with it
             self._hidden.call(self._send_unheard, Sendable(message, b"", framed(message, b"")))
 
@@ -307,7 +310,12 @@ class NatsConnection:
                 self._loop = loop
 
     def _check_open(self) -> None:
-        if self._is_closed or os.getpid() != self._process_id:
+        if self._is_closed:
+            raise self._closed()
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process_id:
             raise self._closed()
         if sys.is_finalizing():  # the hidden thread has stopped, and would never answer
             raise ClosedError(
@@ -717,6 +725,7 @@ class NatsConnection:
     async def shut(self) -> None:
         if self._home is not asyncio.get_running_loop():
             return  # the connection has not started in this loop
+        await self._hear_last_answers()
         for exchange in list(self._pending):
             if exchange.take_permission():
                 self._finish(exchange, ClosedError("the store was closed during the call", url=self._address.url))
@@ -728,6 +737,13 @@ class NatsConnection:
             self._spawn(_shut_client(self._client))
         if self._tasks:  # one of them may close a client whose connect was cancelled above
             await asyncio.wait(self._tasks, timeout=_PING_SECONDS + _CANCELLATION_SECONDS)
+
+    async def _hear_last_answers(self) -> None:
+        """Wait for what was sent and is heard: the fair lock takes back a ticket that it has drawn meanwhile."""
+        deadline = Deadline(_clock, _LAST_ANSWERS_SECONDS)
+        while not deadline.passed and any(each.heard is not None and each.is_sent for each in self._pending):
+            await asyncio.sleep(_LAST_ANSWERS_LOOK_SECONDS)
+        await asyncio.sleep(0)  # what the last one made it send is sent first
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -15,7 +15,7 @@ import pytest
 
 from synchronizer.errors import ClosedError
 from synchronizer.log.contention import MAX_CONTENTION
-from synchronizer.stores.nats import fair_lock
+from synchronizer.stores.nats import connection, fair_lock
 from synchronizer.stores.nats.connection import NatsConnection
 from synchronizer.stores.nats.fair_lock import TicketLock, _Ticket
 from synchronizer.stores.nats.frames import Outgoing
@@ -151,6 +151,24 @@ def test_a_ticket_that_is_drawn_while_its_store_is_being_closed_is_taken_back(na
         until(lambda: lock._position.ticket is not None and tickets(holder) == 1, "only the holder's is left")
         store.close()
         assert isinstance(waiting.ended(), ClosedError)
+
+
+def test_a_ticket_whose_answer_comes_while_its_store_is_being_closed_is_taken_back(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_LAST_ANSWERS_SECONDS", PATIENCE_SECONDS)
+    with NatsStore(nats_url) as other, other.fair_lock("s", PATIENCE_SECONDS):
+        assert tickets(other) == 1
+    with _proxied(nats_url) as (proxy, url), NatsStore(nats_url) as other, NatsStore(url) as store:
+        proxy.cut_downstream()
+        taking = CallInThread(lambda: store.fair_lock("s", PATIENCE_SECONDS).__enter__())
+        until(lambda: tickets(other) == 1, "its ticket is drawn")
+        closing = CallInThread(store.close)
+        until(lambda: store._connection._is_closed)
+        proxy.heal()
+        closing.join(PATIENCE_SECONDS)
+        taking.ended()
+        until(lambda: tickets(other) == 0, "the ticket is taken back")
 
 
 def test_a_store_remembers_the_last_tickets_that_left(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
