@@ -12,6 +12,7 @@ no cache and no timeout policy beyond those of its verbs.
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -350,10 +351,11 @@ class SegmentStore(ABC):
         # backend may wake more often than needed. Leases are attributes: if attribute changes woke waiters, a hundred
         # readers would wake each other with every renewal.
 
-    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        """Return a lock on the segment's name, first come, first served. It enters as False after ``timeout`` seconds.
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
+        """Return a lock on the segment's name, first come, first served. It gives fairness, never safety.
 
-        It gives fairness between contenders, never safety. Only where ``guarantees.fair_lock``.
+        It enters as False after ``timeout`` seconds, or when it has not changed hands for ``patience`` seconds. A store
+        that cannot tell may give up after ``patience`` seconds. Only where ``guarantees.fair_lock``.
         """
         raise InvalidArgumentError("this store has no fair lock; see store.guarantees", url=self.url)
 

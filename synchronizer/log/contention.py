@@ -27,8 +27,8 @@ MAX_CONTENTION: Final = 48
 #: doubles with each probe that finds the lock free, up to a limit.
 PROBE_EVERY: Final = 16
 PROBE_AT_LEAST_EVERY: Final = 64
-#: The longest wait in the queue. The holder of the lock may be stopped, and listeners should hear of changes within a
-#: second. A queue of running processes takes far less.
+#: The longest wait in a queue that does not move: the holder of the lock may be stopped. In one that moves, each of
+#: many processes waits for its turn, however long. Those that left it would race with its holder, and slow all down.
 PATIENCE_SECONDS: Final = 0.5
 #: After a timed-out wait the process proceeds without the lock and rejoins the queue after a pause, which doubles with
 #: each timeout in a row.
@@ -139,7 +139,7 @@ class FairQueue:
         try:
             if self._has_slices and self._last_wait > 2 * READ_AHEAD_SECONDS:
                 self._read_before_turn()
-            has_lock = self._wait(deadline.remaining(patience))
+            has_lock = self._wait(deadline.remaining(), patience)
         except ReaderGroupError:  # if the cause persists, the next call of the store raises it
             self._place = None
             return False
@@ -193,9 +193,9 @@ class FairQueue:
             return False
         return True
 
-    def _wait(self, patience: float) -> bool:
-        """Return whether this thread gets the lock within ``patience`` seconds. It must call `leave` in either case."""
-        lock = self._store.fair_lock(self._segment, patience)
+    def _wait(self, timeout: float, patience: float = math.inf) -> bool:
+        """Return whether this thread gets the lock in time. It must call `leave` in either case."""
+        lock = self._store.fair_lock(self._segment, timeout, patience)
         self._place = threading.get_ident(), lock  # before it is taken: an interrupted thread releases it
         return lock.__enter__()
 

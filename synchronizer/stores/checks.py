@@ -115,9 +115,10 @@ def check_wait(known: Mapping[str, int], timeout: float) -> None:
     check_timeout(timeout)
 
 
-def check_fair_lock(segment: str, timeout: float) -> None:
+def check_fair_lock(segment: str, timeout: float, patience: float) -> None:
     check_name(segment)
     check_timeout(timeout)
+    check_timeout(patience)
 
 
 def check_timeout(timeout: float) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from ..clock import Clock, SystemClock
+from ..clock import Clock, Deadline, SystemClock
 from ..store import (
     ANY,
     MAX_DELTA_BYTES,
@@ -144,11 +145,12 @@ class _Acquisition(AbstractContextManager[bool]):
     It may be left twice, and after an interrupted entry.
     """
 
-    def __init__(self, memory: Memory, segment: str, clock: Clock, timeout: float) -> None:
+    def __init__(self, memory: Memory, segment: str, clock: Clock, timeout: float, patience: float) -> None:
         self._memory = memory
         self._segment = segment
         self._clock = clock
         self._timeout = timeout
+        self._patience = patience
         self._granted = Flag()
 
     def __enter__(self) -> bool:
@@ -156,7 +158,13 @@ class _Acquisition(AbstractContextManager[bool]):
             queue = self._memory.fair_queues.setdefault(self._segment, deque())
             queue.append(self._granted)
             queue[0].set()
-        return self._clock.wait(self._granted, self._timeout)
+        timeout = Deadline(self._clock, max(0.0, self._timeout))
+        while True:
+            holder = queue[0]
+            if self._clock.wait(self._granted, timeout.remaining(self._patience)):
+                return True
+            if timeout.passed or queue[0] is holder:
+                return False
 
     def __exit__(self, *error: object) -> None:
         with self._memory.lock:
@@ -371,10 +379,10 @@ class MemoryStore(SegmentStore):
             self._memory.waiters.discard(waiter)
             self._waiters.discard(waiter)
 
-    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        check_fair_lock(segment, timeout)
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
+        check_fair_lock(segment, timeout, patience)
         self._check_open()
-        return _Acquisition(self._memory, segment, self._clock, timeout)
+        return _Acquisition(self._memory, segment, self._clock, timeout, patience)
 
     def close(self) -> None:
         if os.getpid() != self._process_id:

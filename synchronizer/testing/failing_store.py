@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import random
 import threading
 from collections import Counter
@@ -251,9 +252,9 @@ class FailingStore(SegmentStore, translate_errors=False):
         self._end("wait")
         return changed
 
-    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
         self._begin("fair_lock", segment)
-        lock = self.inner.fair_lock(segment, timeout)
+        lock = self.inner.fair_lock(segment, timeout, patience)
         self._end("fair_lock", segment)
         return lock
 

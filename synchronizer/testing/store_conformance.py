@@ -562,8 +562,9 @@ class SegmentStoreConformance:
         with pytest.raises(InvalidArgumentError):
             store.wait({"s": 0}, wrong)
         if store.guarantees.fair_lock:
-            with pytest.raises(InvalidArgumentError), store.fair_lock("s", wrong):
-                pass
+            for timeouts in ((wrong,), (1.0, wrong)):
+                with pytest.raises(InvalidArgumentError), store.fair_lock("s", *timeouts):
+                    pass
 
     def test_what_is_of_a_wrong_type_is_refused_and_nothing_is_changed(self, store: SegmentStore) -> None:
         _segment(store)
@@ -1551,6 +1552,14 @@ class SegmentStoreConformance:
                 assert is_held
         with store.fair_lock("s", _LONG) as is_held:
             assert is_held
+
+    def test_a_fair_lock_that_does_not_change_hands_is_given_up_after_the_patience(self, store: SegmentStore) -> None:
+        if not store.guarantees.fair_lock:
+            return
+        with store.fair_lock("s", _LONG):
+            for timeout in (math.inf, _LONG):
+                with store.fair_lock("s", timeout, 0.05) as is_held:
+                    assert not is_held
 
     def test_a_fair_lock_is_passed_on_when_its_holder_fails(self, store: SegmentStore) -> None:
         if not store.guarantees.fair_lock:

@@ -6,6 +6,7 @@ its notifiers) is taken from the simulation instead, inside of `simulated`.
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import weakref
@@ -479,19 +480,23 @@ class SimStore(SegmentStore, translate_errors=False):
                 changed.append(name)
         return frozenset(changed)
 
-    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
         self._begin("fair_lock" if timeout > 0 else "look at line", segment)
-        return self._in_queue(segment, timeout)
+        return self._in_queue(segment, timeout, patience)
 
     @contextmanager
-    def _in_queue(self, segment: str, timeout: float) -> Iterator[bool]:
+    def _in_queue(self, segment: str, timeout: float, patience: float) -> Iterator[bool]:
         queue = self._world.queues[segment]
         place = _QueuePosition(self._process, self._simulation._running())
         queue.append(place)
         if queue[0] is place:
             place.has_lock = True
-        elif timeout > 0:
-            self._simulation.block(timeout)
+        end = self._simulation.now + timeout
+        while not place.has_lock and self._simulation.now < end:
+            holder = queue[0]
+            self._simulation.block(min(patience, end - self._simulation.now))
+            if queue[0] is holder:
+                break
         try:
             yield place.has_lock
         finally:

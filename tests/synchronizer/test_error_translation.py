@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
@@ -109,7 +110,7 @@ class BrokenStore(SegmentStore):
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
         raise self.error
 
-    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
         return self._lock()
 
     @contextmanager

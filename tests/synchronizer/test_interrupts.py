@@ -6,6 +6,7 @@ The frames of the call that was interrupted are kept, as a notebook keeps them.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import tempfile
 import threading
@@ -90,8 +91,8 @@ class FrozenStore(FailingStore):
         if self.is_frozen and operation.verb == "append":
             raise KeyboardInterrupt
 
-    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        return FrozenLock(self, super().fair_lock(segment, timeout))
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
+        return FrozenLock(self, super().fair_lock(segment, timeout, patience))
 
 
 class FrozenLock(AbstractContextManager[bool]):

@@ -8,6 +8,7 @@ the owner of the next ticket.
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from collections.abc import Callable
@@ -62,14 +63,17 @@ class _QueuePosition:
 class _Holding(AbstractContextManager[bool]):
     """The context manager of one lock: waits for the lock, holds it and releases it."""
 
-    def __init__(self, lock: TicketLock, position: _QueuePosition, timeout: float, store: object) -> None:
+    def __init__(
+        self, lock: TicketLock, position: _QueuePosition, timeout: float, patience: float, store: object
+    ) -> None:
         self._store = store  # keep the store alive: one without references closes, and its locks with it
         self._lock = lock
         self._position = position
         self._timeout = timeout
+        self._patience = patience
 
     def __enter__(self) -> bool:
-        return self._lock.enter(self._position, self._timeout)
+        return self._lock.enter(self._position, self._timeout, self._patience)
 
     def __exit__(self, *exc_info: object) -> None:
         self._lock.leave(self._position)
@@ -99,13 +103,15 @@ class TicketLock:
         self._is_listening = False
         self._is_closed = False
 
-    def acquire(self, name: str, timeout: float, *, store: object) -> AbstractContextManager[bool]:
-        """Hold the lock of ``store`` in a block; yields False if ``timeout`` seconds were not enough."""
-        return _Holding(self, _QueuePosition(f"{self._stream}.{token(name)}"), timeout, store)
+    def acquire(
+        self, name: str, timeout: float, patience: float = math.inf, *, store: object
+    ) -> AbstractContextManager[bool]:
+        """Hold the lock of ``store`` in a block: see `SegmentStore.fair_lock`."""
+        return _Holding(self, _QueuePosition(f"{self._stream}.{token(name)}"), timeout, patience, store)
 
-    def enter(self, position: _QueuePosition, timeout: float) -> bool:
+    def enter(self, position: _QueuePosition, timeout: float, patience: float) -> bool:
         try:
-            position.has_lock = self._take(position, Deadline(self._clock, timeout))
+            position.has_lock = self._take(position, Deadline(self._clock, timeout), patience)
             if position.has_lock and position.subject in self._contended:
                 self._ask_for_following(position)
         except BaseException:
@@ -113,30 +119,33 @@ class TicketLock:
             raise
         return position.has_lock
 
-    def _take(self, position: _QueuePosition, deadline: Deadline) -> bool:
+    def _take(self, position: _QueuePosition, deadline: Deadline, patience: float) -> bool:
         if deadline.passed or position.subject not in self._contended:
             if self._draw(position, only_first=True):
                 return True
             if deadline.passed:
                 return False
         self._listen()
-        return self._queue(position, deadline)
+        return self._queue(position, deadline, patience)
 
-    def _queue(self, position: _QueuePosition, deadline: Deadline) -> bool:
-        """Wait in the queue until this ticket is first, or the deadline has passed."""
+    def _queue(self, position: _QueuePosition, deadline: Deadline, patience: float) -> bool:
+        """Wait until this ticket is first, the deadline has passed, or the queue has not moved for so many seconds."""
         self._draw(position, only_first=False)
         self._contended.discard(position.subject)
+        holder, impatient = 0, Deadline(self._clock, patience)
         while True:
             first = self._first(position.subject, 1)
             if first is not None and first.number == position.ticket:
                 return True
             self._contended.add(position.subject)
-            if deadline.passed:
+            if first is not None and first.number != holder:
+                holder, impatient = first.number, Deadline(self._clock, patience)
+            if deadline.passed or impatient.passed:
                 return False
             if first is None or first.number > position.number:  # expired in a long queue, or lost by a server restart
                 self._tickets.pop(position.number, None)
                 self._draw(position, only_first=False)
-            elif self._clock.wait(position.granted, deadline.remaining(_LOOK_SECONDS)):
+            elif self._clock.wait(position.granted, deadline.remaining(impatient.remaining(_LOOK_SECONDS))):
                 return True
 
     def leave(self, position: _QueuePosition) -> None:

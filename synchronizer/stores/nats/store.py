@@ -8,6 +8,7 @@ states that in the address.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import uuid
@@ -449,10 +450,10 @@ class NatsStore(SegmentStore):
         self._check_open()
         return self._waiters.wait(known, timeout)
 
-    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        check_fair_lock(segment, timeout)
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
+        check_fair_lock(segment, timeout, patience)
         self._check_open()
-        return self._fair_lock.acquire(segment, timeout, store=self)
+        return self._fair_lock.acquire(segment, timeout, patience, store=self)
 
     def close(self) -> None:
         if os.getpid() != self._process_id:

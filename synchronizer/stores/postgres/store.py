@@ -9,6 +9,7 @@ that need a session do not: statements are not prepared, `wait` polls, and there
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -472,12 +473,12 @@ class PostgresStore(SegmentStore):
         self._check_open()
         return self._waiters.wait(known, timeout)
 
-    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        checks.check_fair_lock(segment, timeout)
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
+        checks.check_fair_lock(segment, timeout, patience)
         self._check_open()
         if not self.guarantees.fair_lock:
-            return super().fair_lock(segment, timeout)
-        limit = min(timeout, self._address.statement_timeout)
+            return super().fair_lock(segment, timeout, patience)
+        limit = min(timeout, patience, self._address.statement_timeout)
         return _FairLock(self._lock_connections, self._filled, segment, limit)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 import struct
@@ -130,15 +131,16 @@ class FairFileLock:
     def close(self) -> None:
         self._memory = None  # contenders may still use it
 
-    def acquire(self, name: str, timeout: float) -> AbstractContextManager[bool]:
+    def acquire(self, name: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
         """Hold the lock inside the block; yields whether it was obtained within ``timeout`` seconds.
 
-        It is not obtained if the process has no free descriptor, or the disk no room for the few bytes of its file.
+        It is not obtained if it did not change hands for ``patience`` seconds, if the process has no free descriptor,
+        or if the disk has no room for the few bytes of its file.
         """
         slot = zlib.crc32(name.encode()) % self._slots
         file = partial(open_side_file, self._path, self._database)
         line = None if self._memory is None else _Line(self._memory, self._slots * 2, self._words, slot)
-        return _Contender(file, slot * 8, (self._slots * 8) + (slot << 40), timeout, line)
+        return _Contender(file, slot * 8, (self._slots * 8) + (slot << 40), timeout, patience, line)
 
 
 class _Line(NamedTuple):
@@ -189,12 +191,19 @@ class _Contender(AbstractContextManager[bool]):
     """
 
     def __init__(
-        self, open_file: Callable[[], FileIO], counter: int, first: int, timeout: float, line: _Line | None
+        self,
+        open_file: Callable[[], FileIO],
+        counter: int,
+        first: int,
+        timeout: float,
+        patience: float,
+        line: _Line | None,
     ) -> None:
         self._open_file = open_file
         self._counter = counter
         self._first = first
         self._timeout = timeout
+        self._patience = patience
         self._line = line
         self._file: FileIO | None = None
         self._ticket: int | None = None
@@ -204,7 +213,7 @@ class _Contender(AbstractContextManager[bool]):
         try:
             self._file = self._open_file()
             file = self._file.fileno()
-            self._ticket = self._draw_ticket(file, deadline)
+            self._ticket = self._draw_ticket(file, Deadline(_CLOCK, deadline.remaining(self._patience)))
             return self._ticket is not None and self._await_lock(file, self._ticket, deadline)
         except StoreUnavailableError:
             raise
@@ -229,14 +238,16 @@ class _Contender(AbstractContextManager[bool]):
         return ticket
 
     def _await_lock(self, file: int, ticket: int, deadline: Deadline) -> bool:
-        line = self._line
+        line, holder = self._line, -1
         while True:
             if line is not None:
                 line.enter(ticket)  # before the look: a wake-up after it ends the wait
             kind, start = _fcntl(file, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, self._first, ticket)
             if kind == fcntl.F_UNLCK:
                 return True
-            if deadline.passed:
+            if start != holder:
+                holder, impatient = start, Deadline(_CLOCK, self._patience)
+            if deadline.passed or impatient.passed:
                 return False
             ahead = self._first + ticket - start
             if line is None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import math
 import os
 import sqlite3
 import threading
@@ -347,12 +348,12 @@ class SqliteStore(SegmentStore):
         self._check_open()
         return self._waiters.wait(known, timeout)
 
-    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        check_fair_lock(segment, timeout)
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> AbstractContextManager[bool]:
+        check_fair_lock(segment, timeout, patience)
         self._check_open()
         if not self.guarantees.fair_lock:
-            return super().fair_lock(segment, timeout)
-        return self._fair_lock.acquire(segment, timeout)
+            return super().fair_lock(segment, timeout, patience)
+        return self._fair_lock.acquire(segment, timeout, patience)
 
     def close(self) -> None:
         if os.getpid() != self._process_id:

@@ -48,8 +48,8 @@ class ContendersStore(FailingStore):
         return answer
 
     @contextmanager
-    def fair_lock(self, segment: str, timeout: float) -> Iterator[bool]:
-        with super().fair_lock(segment, timeout) as has_turn:
+    def fair_lock(self, segment: str, timeout: float, patience: float = math.inf) -> Iterator[bool]:
+        with super().fair_lock(segment, timeout, patience) as has_turn:
             if timeout > 0 and has_turn and self.turns_until_stop:
                 self.turns_until_stop -= 1
                 if not self.turns_until_stop:

@@ -55,8 +55,9 @@ def replica(store_url: str, other: SegmentStore) -> Iterator[StateSynchronizer[A
 
 def waited_for_turn(replica: StateSynchronizer[Account], other: SegmentStore) -> None:
     with other.fair_lock(replica.segment, PATIENCE_SECONDS):
-        begun = time.monotonic()
         updating = add(replica)
+        until(lambda: replica._writer._queue._waiting is not None, "it is in the queue")
+        begun = time.monotonic()
         until(lambda: time.monotonic() > begun + WAIT_SECONDS)
         assert updating.result is None
     updating.ended()
