@@ -255,11 +255,6 @@ class InFlight(Generic[W]):
         return not self.running and not self._ready
 
     @property
-    def empty(self) -> bool:
-        """Whether all that was added is done or dropped."""
-        return not self.running and not any(lane.items for lane in self.lanes.values())
-
-    @property
     def next_due(self) -> float | None:
         """When the next retry may start."""
         return self._retries[0][0] if self._retries and not self._stopping else None

@@ -134,11 +134,6 @@ class StreamState(State):
         return self.exists or self.is_being_copied
 
     @property
-    def current_segments(self) -> tuple[SegmentId, ...]:
-        """The segments of the newest epoch, in order of their key ranges."""
-        return tuple(map(self.segment, self.current))
-
-    @property
     def routes(self) -> Routes:
         return Routes(self.current, [self.segments[number].keys.low for number in self.current])
 
