@@ -48,7 +48,6 @@ class _Read:
 class Verdict:
     """The result of the comparison. ``differences`` holds the first differences as sentences."""
 
-    files: int = 0
     lines: int = 0
     words: int = 0
     #: Lines that were read again after their reader had died.
@@ -74,7 +73,7 @@ def check(truth: Mapping[str, FileTruth], records: Iterable[BatchRecord], died: 
     reader was declared dead. Fencing tokens order the owners of a line's key, across splits too. Each owner must start
     right after the last line of the owner before; only after a death may it start earlier, and repeat.
     """
-    verdict = Verdict(files=len(truth), lines=sum(map(len, truth.values())))
+    verdict = Verdict(lines=sum(map(len, truth.values())))
     files = {name: _Read() for name in truth}
     last_offsets: dict[tuple[int, str], int] = {}
     for record in sorted(records, key=lambda record: record.fencing_token):

@@ -70,9 +70,6 @@ class ExclusiveRole:
         #: How often this process tried to take the role. While it holds the role and the number is the same, no other
         #: process has held it.
         self.times_taken = 0
-        self._store = store
-        self._segment = segment
-        self._attribute = attribute
         self._clock = clock
         self._lock = threading.Lock()
         self._timeout_seconds = 0.0
@@ -132,10 +129,6 @@ class ExclusiveRole:
                 self._cell.load()
             while self._is_mine and not self._write(holder_id=b""):
                 pass  # the payload was cleared
-
-    def look(self) -> RoleValue:
-        """Read the stored value."""
-        return RoleValue.decode(Cell(self._store, self._segment, self._attribute).load())
 
     @property
     def value(self) -> RoleValue:

@@ -34,7 +34,3 @@ class WakePipe:
         with self._lock:
             self._reader.close()
             self._writer.close()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._writer.closed

@@ -596,7 +596,7 @@ def test_what_a_newer_release_remembers_stops_this_one_and_no_other(start: Start
     other = start()
     with pytest.raises(UnknownUpdateError, match="deploy that release here"):
         other.notifier.poll()
-    role = other.notifier._durables[ATTRIBUTE]._role.look()
+    role = RoleValue.decode(process.store.attributes(process.synchronizer.segment)[ATTRIBUTE])
     assert (role.holder_id, role.payload[-1]) == (b"", "something new")
 
 
@@ -665,6 +665,9 @@ def test_a_call_that_takes_long_keeps_its_role(
         entered.set()
         let_go.wait(PATIENCE_SECONDS)
 
+    def counter() -> int:
+        return RoleValue.decode(visits.store.attributes(visits.segment)[ATTRIBUTE]).counter
+
     with (
         CountNotifier(visits, role_timeout_seconds=4.0) as one,
         CountNotifier(elsewhere, role_timeout_seconds=4.0) as other,
@@ -672,12 +675,12 @@ def test_a_call_that_takes_long_keeps_its_role(
         unregister = one.register_listener(slow, durable="sizer")
         assert entered.wait(PATIENCE_SECONDS)
         other.register_listener(second, durable="sizer")
-        clock, role = visits.clock, other._durables[ATTRIBUTE]._role
+        clock = visits.clock
         began = clock.monotonic()
         until(lambda: clock.monotonic() - began > 6.0, "that is longer")
         unregister()  # it waits until the call has returned
-        seen = role.look().counter
-        until(lambda: role.look().counter > seen + 1, "it is renewed meanwhile")
+        seen = counter()
+        until(lambda: counter() > seen + 1, "it is renewed meanwhile")
         assert second.values == []
         let_go.set()
         elsewhere.update_state_unconditionally(Add())

@@ -112,10 +112,6 @@ class LockRequest:
         """`leave` at a deadline. One of those that give up keeps watching in the background for a dead holder."""
         self._lock._linger_or_leave(self._participant)
 
-    def holders(self) -> Sequence[str]:
-        """Return the ``owner`` of each holder, as far as this process knows."""
-        return [each.member for each in self._participant.members()[: self._lock.permits]]
-
 
 class _Lingering(NamedTuple):
     """The participant of a caller that gave up, kept to detect whether one of these holders is dead."""

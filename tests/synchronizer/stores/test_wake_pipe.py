@@ -39,7 +39,7 @@ def test_a_closed_one_wakes_nobody_and_may_be_closed_again() -> None:
     pipe.close()
     pipe.wake()
     pipe.close()
-    assert pipe.is_closed
+    assert pipe._writer.closed
 
 
 def test_it_is_not_closed_while_a_thread_writes_to_it() -> None:

@@ -119,7 +119,7 @@ def test_closing_a_store_does_not_wait_for_a_listener_that_connects_to_a_server_
             assert time.monotonic() - begun < SOON_SECONDS
             assert connecting.is_closed
         connecting._thread.join(PATIENCE_SECONDS)  # its connection is cut
-        assert not connecting._thread.is_alive() and connecting._wake_pipe.is_closed
+        assert not connecting._thread.is_alive() and connecting._wake_pipe._writer.closed
 
 
 def is_giving_up_interest() -> bool:
