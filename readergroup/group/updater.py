@@ -139,7 +139,7 @@ class GroupUpdater:
 
         return self._update_and_balance(leave, timeout)
 
-    def remove_dead(self, dead: Observed, *, timeout: float | None = None) -> list[str]:
+    def remove_dead(self, dead: Observed) -> list[str]:
         """Remove these readers, each observed as an incarnation and its unchanged lease value, and return their ids.
 
         A reader that renewed since, or is another incarnation by now, stays. So do readers beyond the limit of one
@@ -167,7 +167,7 @@ class GroupUpdater:
                 attributes.update(changes)
             return Proposal(updates, removed, attributes)
 
-        return self._update_and_balance(evict, timeout)
+        return self._update_and_balance(evict)
 
     def leases(self, readers: Iterable[ReaderState] | None = None) -> Mapping[str, bytes]:
         """Return the lease values of these readers, by attribute; without ``readers``, of the whole group."""
@@ -200,7 +200,7 @@ class GroupUpdater:
 
         return self.synchronizer.update_state_returning(begin, timeout=timeout)
 
-    def begin_automatic_checkpoint(self, *, after: int, timeout: float | None = None) -> None:
+    def begin_automatic_checkpoint(self, *, after: int) -> None:
         """Begin an automatic checkpoint, unless one is outstanding or a newer one than ``after``, a token, exists."""
 
         def begin(state: ReaderGroupState) -> Updates:
@@ -208,7 +208,7 @@ class GroupUpdater:
                 return ()
             return [CreateCheckpoint()]
 
-        self.synchronizer.update_state(begin, timeout=timeout)
+        self.synchronizer.update_state(begin)
 
     def pass_checkpoint(
         self, reader: str, lease: str, checkpoint: int, positions: Positions, *, timeout: float | None = None
@@ -258,20 +258,18 @@ class GroupUpdater:
 
     # ------------------------------------------------------------------ segments
 
-    def rebalance(self, *, timeout: float | None = None) -> None:
+    def rebalance(self) -> None:
         """Propose the planner's moves, if there are any."""
-        self.synchronizer.update_state(balance.plan, timeout=timeout)
+        self.synchronizer.update_state(balance.plan)
 
-    def record_weights(
-        self, rates: Mapping[SegmentId, float], lags: Mapping[SegmentId, float], *, timeout: float | None = None
-    ) -> None:
+    def record_weights(self, rates: Mapping[SegmentId, float], lags: Mapping[SegmentId, float]) -> None:
         """Record the weights that have changed by these rates, in bytes per second, and lags, in bytes."""
 
         def record(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
             is_wanted = state.config.balance == "load"
             return Proposal(weights.record(state, rates, lags) if is_wanted else (), None)
 
-        self._update_and_balance(record, timeout)
+        self._update_and_balance(record)
 
     def release(self, reader: str, lease: str, positions: Positions, *, timeout: float | None = None) -> None:
         """Release these segments where the reader stands in them. Segments that it lost meanwhile are left alone."""
@@ -306,7 +304,7 @@ class GroupUpdater:
         return self._update_and_balance(finish, timeout)
 
     def _update_and_balance(
-        self, propose: Callable[[ReaderGroupState], Proposal[ReaderGroupState, R]], timeout: float | None
+        self, propose: Callable[[ReaderGroupState], Proposal[ReaderGroupState, R]], timeout: float | None = None
     ) -> R:
         """Apply the updates that ``propose`` returns, and the moves that follow, as one entry.
 

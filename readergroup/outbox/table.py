@@ -116,8 +116,8 @@ _IS_NAMED: Final = {
 }
 #: The age of a row, by the clock of the database.
 _AGE: Final = {
-    "postgresql": "CAST(extract(epoch FROM clock_timestamp() - {written_at}) AS float8)",
-    "sqlite": "(julianday('now') - julianday({written_at})) * 86400",
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp() - written_at) AS float8)",
+    "sqlite": "(julianday('now') - julianday(written_at)) * 86400",
 }
 
 
@@ -218,7 +218,7 @@ class OutboxTable:
     ) -> Sequence[Row]:
         """Return the first committed rows of the stream but those named. The last may exceed ``bytes_at_most``."""
         limits = {"at_most": at_most, "bytes_at_most": bytes_at_most}
-        query = _ROWS[session.dialect].replace("{age}", _age(session.dialect, "written_at"))
+        query = _ROWS[session.dialect].replace("{age}", _AGE[session.dialect])
         try:
             found = self._of_named(session, query, stream, without, limits)
         except Exception as error:
@@ -250,7 +250,7 @@ class OutboxTable:
         return session.execute(statement, {**named, **(parameters or {})})
 
     def lag(self, session: Session) -> Sequence[StreamRows]:
-        query = self._fill(_LAG).replace("{age}", _age(session.dialect, "written_at"))
+        query = self._fill(_LAG).replace("{age}", _AGE[session.dialect])
         return [
             StreamRows(stream, events, max(0.0, seconds or 0.0)) for stream, events, seconds in session.execute(query)
         ]
@@ -299,10 +299,6 @@ def table_trouble(error: BaseException, table: str) -> NotFoundError | Unsupport
             cause=text,
         )
     return None
-
-
-def _age(dialect: Dialect, written_at: str) -> str:
-    return _AGE[dialect].replace("{written_at}", written_at)
 
 
 def _row(row_id: int, routing_key: str | None, data: Any, headers: Any, seconds: float | None = None) -> Row:

@@ -372,8 +372,8 @@ def _page_file(name: str) -> bytes:
     return (files(__package__) / "page" / name).read_bytes()
 
 
-def _document(document: object, status: int = 200) -> Response:
-    return Response(encode(document), status, media_type="application/json")
+def _document(document: object) -> Response:
+    return Response(encode(document), media_type="application/json")
 
 
 def _store_error(_: Request, error: Exception) -> Response:

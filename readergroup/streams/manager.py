@@ -585,24 +585,23 @@ class StreamManager:
         """Return the present lengths of these data segments."""
         return self._data.lengths(state, numbers, self.metadata.deadline(timeout))
 
-    def tail_cut(self, state: StreamState, *, timeout: float | None = None) -> StreamCut:
+    def tail_cut(self, state: StreamState) -> StreamCut:
         """Return where the data of the newest epoch in ``state`` ends now."""
-        return self._data.tail(state, self.metadata.deadline(timeout))
+        return self._data.tail(state, self.metadata.deadline())
 
     def resolve(
         self,
         state: StreamState,
         place: Place,
         *,
-        tail: StreamCut | None = None,
         timeout: float | None = None,
         argument: str = "place",
     ) -> StreamCut:
-        """Return the cut for ``place``: the head, ``tail`` or the present tail, or a cut that a reader can start at.
+        """Return the cut for ``place``: the head, the present tail, or a cut that a reader can start at.
 
         Errors call the place ``argument``.
         """
-        return self._data.resolve(state, place, self.metadata.deadline(timeout), tail=tail, argument=argument)
+        return self._data.resolve(state, place, self.metadata.deadline(timeout), argument=argument)
 
     def delete_staged(
         self, prefix: str, is_given_up: Callable[[StagedName], bool], *, timeout: float | None = None

@@ -31,14 +31,14 @@ _own: weakref.WeakSet[Descriptor] = weakref.WeakSet()
 _null: int | None = None
 
 
-def open_own(path: str, flags: int, mode: int = 0o600) -> FileIO:
+def open_own(path: str, flags: int) -> FileIO:
     """Open a file that a forked child does not share: there its descriptor is that of the null device.
 
     So code of the child that still uses or closes it, such as the end of a block, does no harm. Close it with
     `close_own`.
     """
     with forks_wait:
-        file = FileIO(path, "r+", opener=lambda path, _: os.open(path, flags | os.O_CLOEXEC, mode))
+        file = FileIO(path, "r+", opener=lambda path, _: os.open(path, flags | os.O_CLOEXEC, 0o600))
         own(file)
     return file
 

@@ -104,8 +104,8 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self.elements)
 
-    def batches(self, segments_of: SegmentsOf, limit: int = BATCH_BYTES) -> Iterator[PackedBatch]:
-        """Iterate over the events in batches of at most ``limit`` bytes, or of one event, each for one segment.
+    def batches(self, segments_of: SegmentsOf) -> Iterator[PackedBatch]:
+        """Iterate over the events in batches of at most `BATCH_BYTES`, or of one event, each for one segment.
 
         The routing key of an event selects its segment. Events of one segment keep their order.
         """
@@ -119,7 +119,7 @@ class PackedRows:
             bounds = numpy.searchsorted(by_segment[order], numpy.arange(len(segments) + 1)).tolist()
             rows = self._in_order(order)
         for index, segment in enumerate(segments.tolist()):
-            for start, end in rows.runs(bounds[index], bounds[index + 1], limit):
+            for start, end in rows.runs(bounds[index], bounds[index + 1], BATCH_BYTES):
                 yield PackedBatch(segment, rows, start, end)
 
     def _in_order(self, order: NDArray[numpy.int64]) -> PackedRows:

@@ -110,7 +110,7 @@ class BatchAppender:
                 return self._answered(batch, is_stored=is_stored)
             except NotFoundError as error:
                 if answer_lost:
-                    raise _outcome_unknown(cell.segment, "was deleted") from error
+                    raise _outcome_unknown(cell.segment) from error
                 return self._answered(batch, is_stored=False)
             except ReaderGroupError as error:
                 batch.in_doubt = cell.is_in_doubt(new_number)
@@ -179,15 +179,15 @@ def _has(cell: Cell, new_number: bytes, effort: Effort) -> bool | None:
     try:
         return cell.load() == new_number
     except NotFoundError as error:
-        raise _outcome_unknown(cell.segment, "was deleted") from error
+        raise _outcome_unknown(cell.segment) from error
     except Exception as error:
         effort.failed(error)
         return None
 
 
-def _outcome_unknown(segment: str, happened: str) -> OutcomeUnknownError:
+def _outcome_unknown(segment: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"an answer was lost, and then the segment {happened}; check whether the last events are stored before "
-        "you write them again",
+        "an answer was lost, and then the segment was deleted; check whether the last events are stored before you "
+        "write them again",
         segment=segment,
     )

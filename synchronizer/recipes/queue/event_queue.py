@@ -70,7 +70,7 @@ class EventQueue:
         self._dead_letters = DeadLetters(store, name)
         self._backpressure = Backpressure(self.segment, max_outstanding_bytes, self.clock, self._look)
         self._producer = QueueProducer(store, self.segment, self.clock, self._backpressure)
-        self._patiently(lambda: store.create(self.segment), None)
+        self._patiently(lambda: store.create(self.segment))
 
     def add(self, event: bytes, *, timeout: float | None = None) -> None:
         """Store an event exactly once, as durably as the store guarantees.
@@ -110,12 +110,12 @@ class EventQueue:
     @property
     def handled_upto(self) -> int:
         """The stored position: the offset up to which events are handled, read from the store."""
-        return self._patiently(self._look, None).handled
+        return self._patiently(self._look).handled
 
     @property
     def outstanding_bytes(self) -> int:
         """The number of bytes after the stored position of the consumer, read from the store."""
-        handled, length = self._patiently(self._look, None)
+        handled, length = self._patiently(self._look)
         return length - handled
 
     def clear(self, *, timeout: float | None = None) -> None:
@@ -148,7 +148,7 @@ class EventQueue:
     def forget_dead_letters(self, upto: DeadEvent) -> None:
         """Discard the dead letters up to and including ``upto``."""
         check_type(upto, DeadEvent, "upto")
-        self._patiently(lambda: self._dead_letters.forget(upto), None)
+        self._patiently(lambda: self._dead_letters.forget(upto))
 
     def close(self) -> None:
         """Refuse further events. Stored events stay, and the store stays open. Closing twice is no error."""
@@ -168,11 +168,11 @@ class EventQueue:
         role = self.store.attributes(self.segment, names=[CONSUMER]).get(CONSUMER)
         return Extent(handled_upto(RoleValue.decode(role)), self.store.info(self.segment).length)
 
-    def _patiently(self, call: Callable[[], R], timeout: float | None) -> R:
-        return self._backoff(timeout).retry(call)
+    def _patiently(self, call: Callable[[], R]) -> R:
+        return self._backoff().retry(call)
 
-    def _backoff(self, timeout: float | None = None) -> Backoff:
-        return Backoff(self.clock, self._deadline(timeout))
+    def _backoff(self) -> Backoff:
+        return Backoff(self.clock, self._deadline(None))
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self.clock, self.timeout if timeout is None else timeout)

@@ -56,11 +56,11 @@ class Hints:
         known = self._known.get(segment)
         return None if known is None else known.head
 
-    def see_head(self, segment: str, head: Head, *, anyhow: bool = False) -> None:
+    def see_head(self, segment: str, head: Head) -> None:
         """Remember the head, unless a newer one is known."""
         with self._lock:
             known = self._of(segment)
-            if anyhow or known.head is None or known.head.sequence < head.sequence:
+            if known.head is None or known.head.sequence < head.sequence:
                 known.head = head
             self.newest = max(self.newest, head.sequence)
             _insert(known.starts, MessageStart(head.length, head.sequence + 1))

@@ -699,7 +699,7 @@ class NatsStore(SegmentStore):
 
     # Storing
 
-    def _store(self, messages: Sequence[_Message], *, may_undo: bool = True) -> int | None:
+    def _store(self, messages: Sequence[_Message]) -> int | None:
         """Store all messages in one step; return the sequence of the last, None if an expectation failed.
 
         Raises `StoreUnavailableError` if certainly nothing was stored, `AnswerLostError` if that is not known.
@@ -721,7 +721,7 @@ class NatsStore(SegmentStore):
         try:
             return self._stored_sequence(answer, len(messages))
         except StoreFullError:
-            if batch_id and may_undo:
+            if batch_id:
                 self._undo(batch_id, messages)
             raise
 

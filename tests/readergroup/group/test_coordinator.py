@@ -358,9 +358,9 @@ class CountingUpdater(GroupUpdater):
 
     tries = 0
 
-    def rebalance(self, *, timeout: float | None = None) -> None:
+    def rebalance(self) -> None:
         self.tries += 1
-        super().rebalance(timeout=timeout)
+        super().rebalance()
 
 
 def test_f20_moves_that_a_full_state_has_no_room_for_are_tried_once_for_each_change(world: World) -> None:
