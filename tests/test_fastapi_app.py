@@ -202,9 +202,7 @@ def test_an_outage_is_answered_with_503_and_passes(tmp_path: Path, store: Path) 
             assert {each["id"] for each in _stored(client, ORDERS)} == {"order-1"}
 
 
-def test_the_end_of_the_application_leaves_no_thread(
-    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_the_application_leaves_no_thread(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(APP))
     monkeypatch.setenv("READERGROUP_URL", f"sqlite:///{store}")
     from app import app  # type: ignore[import-not-found]

@@ -569,7 +569,7 @@ def test_a_child_that_raises_fails_the_test(zygote: Zygote, tmp_path: Path) -> N
     assert not child.was_killed
 
 
-def test_a_child_is_killed_when_it_waits(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_child_is_killed_when_it_waits(zygote: Zygote) -> None:
     child = zygote.start(_wait_for_ever)
     assert child.receive() == "waiting"
     child.kill()

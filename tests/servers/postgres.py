@@ -85,11 +85,6 @@ class PostgresServer:
         return f"postgresql://{credentials}@127.0.0.1:{self.port}/{database}"
 
     @property
-    def socket_folder(self) -> str:
-        """What libpq takes as ``host`` to come over the server's socket."""
-        return str(self._folder)
-
-    @property
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 

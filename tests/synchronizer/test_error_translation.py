@@ -248,6 +248,6 @@ def test_a_fair_lock_that_cannot_be_let_go_says_so_with_our_error() -> None:
         pass
 
 
-def test_what_fails_at_opening_is_our_error_too(tmp_path: object) -> None:
+def test_what_fails_at_opening_is_our_error_too() -> None:
     with pytest.raises(ReaderGroupError):
         open_store("sqlite:///\0.db")

@@ -51,9 +51,7 @@ def read_from(client: rg.Client, cut: rg.StreamCut) -> list[datetime]:
 
 
 @pytest.mark.stores(round_robin=True)
-def test_a_cut_at_a_time_begins_with_what_was_written_then_also_over_scalings(
-    client: rg.Client, clock: rg.ManualClock
-) -> None:
+def test_a_cut_at_a_time_begins_with_what_was_written_then_also_over_scalings(client: rg.Client) -> None:
     client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
     times = place(client, 0, 10, 10)
     times += place(client, 1, 10)

@@ -47,7 +47,7 @@ def test_the_state_of_an_outbox_is_shown(request: pytest.FixtureRequest, kind: s
     assert "no stream of this name" in found["streams"]["shop/missing"]["stuck"]
 
 
-def test_the_printed_definition_creates_the_table(database_url: str, tmp_path: Path) -> None:
+def test_the_printed_definition_creates_the_table(database_url: str) -> None:
     for dialect in ("postgresql", "sqlite"):
         printed = run("outbox", "ddl", dialect, "--table", "events").stdout
         with closing(sqlite3.connect(":memory:") if dialect == "sqlite" else psycopg.connect(database_url)) as database:

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import readergroup as rg
-from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain
+from tests.readergroup.processes_in_one import STREAM, Process, World, drain
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.stores(round_robin=True)
 COLUMNS = ["event", "scope", "stream", "segment_id", "offset", "routing_key", "written_at"]
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
-
-
-@pytest.fixture
-def process(world: World) -> Process:
-    return world.process()
 
 
 def left_for_others(world: World) -> list[bytes]:
@@ -149,7 +138,7 @@ def test_the_end_of_the_data_is_raised(world: World, process: Process) -> None:
     assert seen == 10
 
 
-def test_more_small_events_than_rows_of_usual_batches(world: World, process: Process) -> None:
+def test_more_small_events_than_rows_of_usual_batches(process: Process) -> None:
     with process.client.writer(STREAM) as writer:
         writer.write_batch([b""] * 100_000, routing_keys=["key"] * 100_000)
     reader, counts = process.reader("r1"), []

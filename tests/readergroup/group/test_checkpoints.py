@@ -17,21 +17,10 @@ from readergroup.group.model.updates import AddReader, CreateCheckpoint, Reassig
 from readergroup.group.updater import GroupUpdater
 from synchronizer import Deadline, Update
 from tests.readergroup.group.test_reader_group import drain_to_end, read_all
-from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
+from tests.readergroup.processes_in_one import STREAM, Process, World, drain, take
 from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.stores(round_robin=True)
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
-
-
-@pytest.fixture
-def process(world: World) -> Process:
-    return world.process()
 
 
 @pytest.fixture
@@ -77,7 +66,7 @@ def pass_it(world: World, *counting: Counting) -> None:
         each.read()
 
 
-def when_begun(world: World, taking: Future[rg.Checkpoint], work: Callable[[], object]) -> rg.Checkpoint:
+def when_begun(taking: Future[rg.Checkpoint], work: Callable[[], object]) -> rg.Checkpoint:
     """Work until the checkpoint is completed."""
     done = threading.Event()
     taking.add_done_callback(lambda _: done.set())
@@ -104,7 +93,7 @@ def two_and_a_checkpoint(
     for counting in (one, other):
         counting.read(10)
     taking = background.submit(world.group.checkpoint, "nightly", timeout=PATIENCE_SECONDS)
-    return one, other, events, when_begun(world, taking, lambda: pass_it(world, one, other))
+    return one, other, events, when_begun(taking, lambda: pass_it(world, one, other))
 
 
 # ---------------------------------------------------------------------- taking one
@@ -288,7 +277,7 @@ def test_as_many_as_may_be_are_under_way_and_the_next_one_waits(world: World, ba
         world.group.checkpoint("second", timeout=0.1)
     assert raised.value.facts["under_way"] == "first"
     taking = background.submit(world.group.checkpoint, "second", timeout=PATIENCE_SECONDS)
-    when_begun(world, taking, lambda: pass_it(world, counting))
+    when_begun(taking, lambda: pass_it(world, counting))
     assert counting.kept.keys() == {"first", "second"}
     assert list(world.group.checkpoints) == ["second"], "as many are kept as may be under way"
 

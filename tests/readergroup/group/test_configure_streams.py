@@ -23,11 +23,6 @@ def world(store_url: str) -> Iterator[World]:
         yield world
 
 
-@pytest.fixture
-def process(world: World) -> Process:
-    return world.process()
-
-
 def write(world: World, stream: str, *events: bytes) -> None:
     with world.admin.writer(stream) as writer:
         for event in events:

@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,12 +21,6 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.stores(by_rank=True)
 LONG = 20.0
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
 
 
 def threads() -> set[str]:

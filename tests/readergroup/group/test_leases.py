@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,12 +23,6 @@ from tests.waiting import CallInThread, until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 TIMEOUT = 10.0
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
 
 
 # ---------------------------------------------------------------------- the holder's side

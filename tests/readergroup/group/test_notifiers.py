@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -10,22 +9,11 @@ import pytest
 import readergroup as rg
 from notifications import Change
 from synchronizer import DeadlineExceededError, Map
-from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain
+from tests.readergroup.processes_in_one import STREAM, Process, World, drain
 from tests.waiting import PATIENCE_SECONDS, busyness
 
 pytestmark = pytest.mark.stores(round_robin=True)
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
-
-
-@pytest.fixture
-def process(world: World) -> Process:
-    return world.process()
 
 
 @pytest.fixture
@@ -93,9 +81,7 @@ def test_a_late_listener_hears_the_present_value_once(world: World, listening: r
     assert (early, late) == ([2, 3], [3])
 
 
-def test_readers_that_come_and_go_are_no_news_of_segments(
-    world: World, process: Process, listening: rg.ReaderGroup
-) -> None:
+def test_readers_that_come_and_go_are_no_news_of_segments(process: Process, listening: rg.ReaderGroup) -> None:
     told: list[rg.SegmentNotification] = []
     listening.segment_notifier.register_listener(told.append)
     process.reader("r1").close()
@@ -220,9 +206,7 @@ def test_a_reader_whose_id_is_taken_over_both_leaves_and_joins(
 # ---------------------------------------------------------------------- what listeners do
 
 
-def test_readers_that_another_thread_applied_as_well_are_no_news(
-    world: World, process: Process, listening: rg.ReaderGroup
-) -> None:
+def test_readers_that_another_thread_applied_as_well_are_no_news(process: Process, listening: rg.ReaderGroup) -> None:
     process.reader("r1")
     before = listening.synchronizer.fetch_updates()
     after = before.replace(readers=Map(dict(before.readers)))  # equal, as the other thread's is, and not the same

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -31,17 +31,6 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 LONG = 20.0
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
-
-
-@pytest.fixture
-def process(world: World) -> Process:
-    return world.process()
 
 
 def in_order_of_keys(events: list[bytes], keys: int = 8) -> bool:

@@ -7,7 +7,6 @@ import math
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from unittest import mock
@@ -23,22 +22,11 @@ from readergroup.streams.writing.event_numbers import WRITER_RETENTION_SECONDS
 from synchronizer import AttributeChange, Clock, StateSynchronizer
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 from synchronizer.testing import Operation
-from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
+from tests.readergroup.processes_in_one import STREAM, Process, World, drain, take
 from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.stores(round_robin=True)
 OTHER = "shop/other"
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
-
-
-@pytest.fixture
-def process(world: World) -> Process:
-    return world.process()
 
 
 def read_all(world: World, *readers: rg.Reader[bytes]) -> list[bytes]:

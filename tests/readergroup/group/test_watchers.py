@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
@@ -19,7 +19,7 @@ from synchronizer.liveness.lease import (
     stagger,
 )
 from synchronizer.testing import FailingStore
-from tests.readergroup.processes_in_one import Process, World, a_world
+from tests.readergroup.processes_in_one import Process, World
 
 TIMEOUT = 10.0
 #: Until a reader that died has been removed: L1.
@@ -73,12 +73,6 @@ class Group:
 
     def removed(self) -> set[str]:
         return self.processes.keys() - self.world.state.readers.keys()
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
 
 
 # ---------------------------------------------------------------------- the cost

@@ -259,7 +259,7 @@ def test_a_deleted_group_has_nothing_to_follow(world: World) -> None:
 
 
 def test_a_kind_that_this_release_does_not_know_is_an_error(
-    world: World, recorded: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
+    recorded: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules["readergroup.record.entries"].KINDS, "lag")
     with pytest.raises(rg.UnknownUpdateError, match="deploy that release here: segment='record/billing/"):

@@ -45,12 +45,6 @@ class Died(BaseException):
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[SegmentStore]:
-    with open_store(store_url) as store:
-        yield store
-
-
-@pytest.fixture
 def client(store: SegmentStore) -> Iterator[rg.Client]:
     with rg.Client(store) as client:
         yield client

@@ -10,17 +10,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import readergroup as rg
-from synchronizer import SegmentStore, StateSynchronizer, open_store
+from synchronizer import SegmentStore, StateSynchronizer
 from synchronizer.testing import FailingStore
 from tests.waiting import until
 
 pytestmark = pytest.mark.stores(round_robin=True)
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[SegmentStore]:
-    with open_store(store_url) as store:
-        yield store
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ def test_the_events_of_a_sealed_stream_are_deleted_too(client: rg.Client, clock:
         assert list(reader) == []
 
 
-def test_a_copy_keeps_all_events(client: rg.Client, clock: ManualClock) -> None:
+def test_a_copy_keeps_all_events(client: rg.Client) -> None:
     client.streams.create(STREAM, retention=rg.RetentionPolicy(max_age=DAY))
     write(client, 0, 20)
     info = client.streams.copy(STREAM, "shop/archive")
@@ -566,7 +566,7 @@ def test_a_time_by_a_clock_that_was_ahead_delays_nothing(client: rg.Client, cloc
     assert left(client) == []
 
 
-def test_a_stream_that_another_process_has_lost_is_registered_again(client: rg.Client, clock: ManualClock) -> None:
+def test_a_stream_that_another_process_has_lost_is_registered_again(client: rg.Client) -> None:
     client.streams.create(STREAM, retention=rg.RetentionPolicy(max_age=DAY))
     found = client.store.attributes(REGISTRY)[f"due/{STREAM}"]
     client.store.append(REGISTRY, b"", attributes={f"due/{STREAM}": AttributeChange(found, None)})

@@ -29,7 +29,6 @@ from synchronizer import (
     SegmentStore,
     StoreFullError,
     StoreUnavailableError,
-    open_store,
 )
 from synchronizer.testing import FailingStore, Operation
 
@@ -52,12 +51,6 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block, "CHUNK_BYTES", CHUNK)
     for module in write_batch, writer_module:
         monkeypatch.setattr(module, "MAX_EVENT_BYTES", LIMIT)
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[SegmentStore]:
-    with open_store(store_url) as store:
-        yield store
 
 
 @pytest.fixture

@@ -56,12 +56,6 @@ QUARTERS = ("Foo", "2", "key-3", "0")
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[SegmentStore]:
-    with open_store(store_url) as store:
-        yield store
-
-
-@pytest.fixture
 def failing(store: SegmentStore) -> FailingStore:
     return FailingStore(store)
 

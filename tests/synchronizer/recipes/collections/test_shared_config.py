@@ -6,7 +6,7 @@ from typing import Any, Self
 import pytest
 from pydantic import AliasChoices, BaseModel, Field, model_validator
 
-from synchronizer import InvalidArgumentError, SharedConfig, ValueChange, open_store
+from synchronizer import InvalidArgumentError, SharedConfig, ValueChange
 from synchronizer.recipes.collections.shared_config import ConfigEntries
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import just_before
@@ -34,12 +34,6 @@ class ShopOfTheNextRelease(Shop):
 
 
 Two = tuple[SharedConfig[Shop], SharedConfig[Shop]]
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[FailingStore]:
-    with FailingStore(open_store(store_url)) as store:
-        yield store
 
 
 @pytest.fixture

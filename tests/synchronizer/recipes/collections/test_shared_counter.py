@@ -5,19 +5,13 @@ from typing import Any
 
 import pytest
 
-from synchronizer import ClosedError, InvalidArgumentError, SharedCounter, ValueChange, open_store
+from synchronizer import ClosedError, InvalidArgumentError, SharedCounter, ValueChange
 from synchronizer.testing import FailingStore
 from tests.waiting import until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 
 Two = tuple[SharedCounter, SharedCounter]
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[FailingStore]:
-    with FailingStore(open_store(store_url)) as store:
-        yield store
 
 
 @pytest.fixture

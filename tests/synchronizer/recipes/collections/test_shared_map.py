@@ -19,7 +19,6 @@ from synchronizer import (
     SharedMap,
     SharedSet,
     StateTooLargeError,
-    open_store,
 )
 from synchronizer.testing import FailingStore
 from tests.waiting import until
@@ -31,12 +30,6 @@ Prices = SharedMap[int]
 
 class Price(TypedDict, total=False):
     amount: int
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[FailingStore]:
-    with FailingStore(open_store(store_url)) as store:
-        yield store
 
 
 @pytest.fixture

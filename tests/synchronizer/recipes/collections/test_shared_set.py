@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from synchronizer import ClosedError, InvalidArgumentError, SetChange, SharedSet, open_store
+from synchronizer import ClosedError, InvalidArgumentError, SetChange, SharedSet
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import answer, threads
 from tests.waiting import until
@@ -14,12 +14,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.stores(round_robin=True)
 
 Names = SharedSet[str]
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[FailingStore]:
-    with FailingStore(open_store(store_url)) as store:
-        yield store
 
 
 @pytest.fixture

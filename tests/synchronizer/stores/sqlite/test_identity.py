@@ -172,7 +172,7 @@ def test_what_was_flushed_into_a_deleted_file_is_not_acknowledged(path: Path, mo
         assert isinstance(answer, UnknownOutcome) and "may be lost" in str(answer.cause)
 
 
-def test_a_directory_that_may_not_be_entered_is_not_taken_for_a_deleted_file(tmp_path: Path) -> None:
+def test_a_directory_that_may_not_be_entered_is_not_taken_for_a_deleted_file() -> None:
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o777)
 
