@@ -234,10 +234,6 @@ def _starting_notification(name: str, text: str) -> str | Revision:
         ) from error
 
 
-def _starting(name: str, text: str) -> ReadBound:
-    return _read_bound(name, text)
-
-
 def _ending(name: str, text: str) -> ReadBound:
     if text.lower() == "earliest":
         raise InvalidArgumentError("no events are before 'earliest'; name a later end", option=name)
@@ -369,7 +365,7 @@ _READING: Final = _by_name(
     _Option("url", "url", _url),
     _Option("stream", "streams", _streams),
     _Option("streamPattern", "pattern", _pattern),
-    _Option("startingOffsets", "starting", _starting),
+    _Option("startingOffsets", "starting", _read_bound),
     _Option("endingOffsets", "ending", _ending),
     _Option("maxBytesPerPartition", "max_bytes_per_partition", _bytes),
     _Option("minPartitions", "min_partitions", _count),

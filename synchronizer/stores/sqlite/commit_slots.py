@@ -177,7 +177,7 @@ class CommitSlots:
         at = self._at(self._own) + _REQUEST_AT
         self._memory[at : at + len(request)] = request
         self._words[base + _REQUEST_BYTES] = len(request)
-        self._words[base + _REQUEST_CHECKSUM] = _checksum(request, self._number)
+        self._words[base + _REQUEST_CHECKSUM] = crc32(request, self._number)
         self._words[base + _STAMP] = _now_ms()
         self._written = _word(self._number, _POSTED)
         self._words[base + _REQUEST] = self._written
@@ -218,7 +218,7 @@ class CommitSlots:
             return None
         base, at = self._own_base, self._at(self._own) + _ANSWERS_AT
         answers = self._memory[at : at + min(self._words[base + _ANSWERS_BYTES], MAX_ANSWERS_BYTES)]
-        return answers if _checksum(answers, self._number) == self._words[base + _ANSWERS_CHECKSUM] else None
+        return answers if crc32(answers, self._number) == self._words[base + _ANSWERS_CHECKSUM] else None
 
     def withdraw(self) -> bool:
         """Withdraw the request. Return whether it is certain that no leader takes it or has taken it."""
@@ -270,7 +270,7 @@ class CommitSlots:
         base, at = self._base(taken.slot), self._at(taken.slot) + _ANSWERS_AT
         self._memory[at : at + len(answers)] = answers
         self._words[base + _ANSWERS_BYTES] = len(answers)
-        self._words[base + _ANSWERS_CHECKSUM] = _checksum(answers, taken.number)
+        self._words[base + _ANSWERS_CHECKSUM] = crc32(answers, taken.number)
 
     def settle(self, all_taken: Collection[Taken], reply: Reply) -> None:
         """Under the gate: write what became of the requests."""
@@ -340,7 +340,7 @@ class CommitSlots:
         base, at = self._base(slot), self._at(slot) + _REQUEST_AT
         data = self._memory[at : at + min(self._words[base + _REQUEST_BYTES], MAX_REQUEST_BYTES)]
         if self._words[base + _REQUEST] == _word(number, _POSTED) and (
-            _checksum(data, number) == self._words[base + _REQUEST_CHECKSUM]
+            crc32(data, number) == self._words[base + _REQUEST_CHECKSUM]
         ):
             return data
         self._settle(slot, number, Reply.DECLINED)
@@ -448,10 +448,6 @@ def _number(word: int) -> int:
     """Return the number in a word, whose low bits are the flag."""
     half = word & _HALF_WORD
     return half >> _FLAG_BITS if word >> _HALF_BITS == half ^ _HALF_WORD else _DAMAGED
-
-
-def _checksum(data: bytes, number: int) -> int:
-    return crc32(data, number)
 
 
 def _file_id(path: str) -> tuple[int, int]:
