@@ -18,15 +18,12 @@ import readergroup as rg
 from readergroup.dead_letters.replaying import letter_id, place_of
 from synchronizer import open_store
 from synchronizer.testing import FailingStore, InstantClock, Operation
+from tests.dying import Died, dying_after
 from tests.waiting import until
 
 ORDERS: Final = "shop/orders"
 DEAD: Final = "shop/dead"
 KEYS: Final = ("ann", "bob", None)
-
-
-class Died(BaseException):
-    """A process ends here."""
 
 
 @pytest.fixture
@@ -191,17 +188,7 @@ def _replay_and_die(step: int, dies: str, rng: random.Random) -> bool:
     dying = rg.Client(failing, clock=clock)
     letters = dying.dead_letters(DEAD)
     letters.list()  # opens what is opened once
-    left = step
-    lock = threading.Lock()
-
-    def die(operation: Operation) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            if left < 0:
-                raise Died
-
-    setattr(failing, dies, die)
+    setattr(failing, dies, dying_after(step))
     has_died = False
     try:
         letters.replay(limit=4)

@@ -17,6 +17,7 @@ from synchronizer import SegmentStore, open_store
 from synchronizer.recipes.queue import dead_letters
 from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.command import app
+from tests.dying import Died, dying_after
 
 QUEUE = "shop/mail"
 
@@ -113,24 +114,12 @@ def test_each_event_is_added_once_wherever_the_process_dies(fails: str) -> None:
     assert step >= 4, "it never died while it replayed"
 
 
-class Died(BaseException):
-    """A process ends here."""
-
-
 def _replay_and_die(step: int, fails: str) -> bool:
     store: SegmentStore = open_store(f"memory://{random.random()}")
     with rg.Client(store) as client:
         set_up(client)
         failing = FailingStore(store)
-        left = step
-
-        def die(operation: Operation) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Died
-
-        setattr(failing, fails, die)
+        setattr(failing, fails, dying_after(step))
         has_died = False
         try:
             QueueDeadLetters(QUEUE, failing, client.clock, 30).replay(limit=4)

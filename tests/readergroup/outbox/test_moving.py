@@ -19,6 +19,7 @@ from readergroup.outbox.table import OutboxTable
 from readergroup.sql.connections import wrap
 from readergroup.telemetry.counters import OutboxCounters
 from synchronizer.testing import FailingStore, Operation
+from tests.dying import Died
 from tests.seeds import seeds
 
 STREAM = "shop/orders"
@@ -91,10 +92,6 @@ class Scene:
 def scene(tmp_path: Path) -> Iterator[Scene]:
     with closing(Scene(tmp_path / "app.db")) as scene:
         yield scene
-
-
-class Died(BaseException):
-    """A process ends here."""
 
 
 def die() -> None:

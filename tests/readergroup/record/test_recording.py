@@ -19,16 +19,13 @@ from readergroup.record.recorder import TRIM_SECONDS, NotificationRecording
 from readergroup.streams.config import number_of
 from synchronizer import InvalidArgumentError, NotFoundError, Revision
 from synchronizer.testing import Operation
+from tests.dying import Died
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world
 
 pytestmark = pytest.mark.stores(round_robin=True)
 
 #: A kind of notification, its revision, cause and gap, and what else it says.
 Fact = tuple[str, Revision, str, bool, dict[str, Any]]
-
-
-class Died(BaseException):
-    """The process ended at this point."""
 
 
 def at_operation(process: Process, number: int, act: Callable[[], object], when: str = "before") -> Callable[[], bool]:

@@ -35,6 +35,7 @@ from synchronizer import SegmentStore, open_store
 from synchronizer.recipes.queue.frames import decode_frames
 from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.command import app
+from tests.dying import Died, dying_after
 from tests.golden import golden
 from tests.waiting import until
 
@@ -245,10 +246,6 @@ def test_an_error_whose_text_cannot_be_stored_as_it_is_stops_no_pool(
 # ---------------------------------------------------------------------- once, wherever a process dies
 
 
-class Died(BaseException):
-    """A process ends here."""
-
-
 def waiting(number: int, due: float = 0.0, segment: str = f"{ORDERS}/0") -> WaitingEvent:
     return WaitingEvent(due, rg.EventPointer(rg.SegmentId(segment), "a1", number), "ann", b"%d" % number, {"a": b"b"})
 
@@ -266,15 +263,7 @@ def _store_and_die(step: int, fails: str) -> bool:
     store = open_store(f"memory://{random.random()}")
     clock = InstantClock()
     failing = FailingStore(store)
-    left = step
-
-    def die(operation: Operation) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Died
-
-    setattr(failing, fails, die)
+    setattr(failing, fails, dying_after(step))
     has_died = False
     first = Diverting(failing, GROUP, clock, 30)
     try:
@@ -384,17 +373,7 @@ def _return_and_die(step: int, fails: str) -> bool:
     failing = FailingStore(store)
     dying = rg.Client(failing, clock=clock)
     returning = Returning(dying, dying.groups.get(GROUP), policy(10, 11))
-    left = step
-    lock = threading.Lock()
-
-    def die(operation: Operation) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            if left < 0:
-                raise Died
-
-    setattr(failing, fails, die)
+    setattr(failing, fails, dying_after(step))
     has_died = False
     try:
         returning.step()

@@ -30,6 +30,7 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
+from tests.dying import Died
 from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.stores(round_robin=True)
@@ -38,10 +39,6 @@ SOURCE, TARGET = "shop/orders", "shop/archive"
 KEYS = [f"k{number}" for number in range(6)]
 EITHER = pytest.mark.parametrize("by", ["segments", "events"])
 _LONG = PATIENCE_SECONDS
-
-
-class Died(BaseException):
-    """The process is killed at this point."""
 
 
 @pytest.fixture

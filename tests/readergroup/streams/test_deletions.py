@@ -15,15 +15,12 @@ from readergroup.streams.manager import StreamManager
 from synchronizer import EventQueue, NotFoundError, SegmentStore, open_store
 from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.clean_processes import CLEAN
+from tests.dying import Died
 from tests.golden import golden
 from tests.synchronizer.accounts import LONG
 from tests.waiting import until
 
 NAME, OTHER = "shop/orders", "shop/others"
-
-
-class Died(BaseException):
-    """The process is killed at this point."""
 
 
 @pytest.fixture

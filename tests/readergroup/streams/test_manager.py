@@ -28,13 +28,10 @@ from synchronizer import (
 )
 from synchronizer.store import MAX_CREATED
 from synchronizer.testing import FailingStore, InstantClock, Operation
+from tests.dying import Died
 
 pytestmark = pytest.mark.stores(round_robin=True)
 NAME = "shop/orders"
-
-
-class Died(BaseException):
-    """The process is killed at this point."""
 
 
 @pytest.fixture

@@ -16,16 +16,13 @@ from readergroup.streams.name_expiry import LIST, NAME_RETENTION_SECONDS, Delete
 from synchronizer import Deadline, NotFoundError, SegmentStore, StoreFullError
 from synchronizer.backoff import Backoff
 from synchronizer.testing import FailingStore, InstantClock, Operation
+from tests.dying import Died
 from tests.golden import golden
 from tests.waiting import PATIENCE_SECONDS
 
 NAME, GROUP = "shop/orders", "billing"
 #: A moment after which the name is forgotten.
 MONTH = NAME_RETENTION_SECONDS + 3600.0
-
-
-class Died(BaseException):
-    """The process is killed at this point."""
 
 
 @pytest.fixture

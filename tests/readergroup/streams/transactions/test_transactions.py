@@ -44,6 +44,7 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
+from tests.dying import Died
 from tests.seeds import seeds
 from tests.waiting import PATIENCE_SECONDS
 
@@ -56,10 +57,6 @@ APPENDS = frozenset({"append", "append_together", "concat"})
 WRITES = APPENDS | {"create", "forget", "seal"}
 
 Events = Sequence[tuple[str | None, bytes]]
-
-
-class Died(BaseException):
-    """The process is killed at this point."""
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from synchronizer import (
     StoreUnavailableError,
 )
 from synchronizer.testing import FailingStore, Operation
+from tests.dying import Died
 
 pytestmark = pytest.mark.stores(round_robin=True)
 NAME = "shop/orders"
@@ -39,10 +40,6 @@ KEYS = ("Foo", "0")
 LIMIT = 2000
 CHUNK = 700
 WRITES = frozenset({"create", "forget", "append", "append_together", "concat", "seal"})
-
-
-class Died(BaseException):
-    """The process is killed at this point."""
 
 
 @pytest.fixture

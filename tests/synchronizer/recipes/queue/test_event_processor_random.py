@@ -22,15 +22,12 @@ from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.recipes.queue.event_queue import CONSUMER, handled_upto
 from synchronizer.recipes.queue.frames import OVERHEAD_BYTES
 from synchronizer.testing import FailingStore, InstantClock, Operation
+from tests.dying import Died
 
 SEGMENT = "queue/q"
 MAX_BATCH = 3
 TIMEOUT_SECONDS = 6.0
 FAULTS = ["none", "fail", "lose request", "lose answer"]
-
-
-class Died(BaseException):
-    """The process of this consumer is killed here."""
 
 
 class QueueMachine(RuleBasedStateMachine):
