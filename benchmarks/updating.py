@@ -23,8 +23,10 @@ from .stores import NatsStore, PostgresStore, Store
 UPDATES_A_ROUND = 200
 ROUNDS = 25
 PROCESSES = 8
+MANY_PROCESSES = 48
 CONTENTION_SECONDS = 4.0
 CONTENTION_ROUNDS = 3
+_START_SECONDS = 120
 LOG: Final = "bench/log"
 RAW_LOG: Final = "bench/raw-log"
 
@@ -126,7 +128,7 @@ def _appender(store: SegmentStore, entry: bytes) -> Callable[[], None]:
 
 
 def contend(store: Store) -> Iterator[Result]:
-    """Eight processes that all update one state as fast as they can."""
+    """Processes that all update one state as fast as they can."""
     shares, fairness, rates, alone, slow = [], [], [], [], []
     for _ in range(CONTENTION_ROUNDS):
         with store.fresh() as url, rg.connect(url) as client:
@@ -168,6 +170,23 @@ def contend(store: Store) -> Iterator[Result]:
         better="less",
         beside=f"the rounds: {', '.join(f'{1000 * each:.1f} ms' for each in slow)}",
     )
+    with store.fresh() as url, rg.connect(url) as client:
+        contended = _contend(client, MANY_PROCESSES)
+    together = sum(len(each.seconds) for each in contended) / CONTENTION_SECONDS
+    yield Figure(
+        what=f"{MANY_PROCESSES} processes on one state: updates a second, vs. {PROCESSES} processes",
+        value=together / median(rates) * 100,
+        unit="%",
+        target=50,
+        beside=f"together {together:,.0f} updates/s",
+    )
+    yield Figure(
+        what=f"{MANY_PROCESSES} processes on one state: the longest update",
+        value=max(max(each.seconds) for each in contended),
+        unit="s",
+        better="less",
+        beside=f"the fewest updates of a process: {min(len(each.seconds) for each in contended)}",
+    )
 
 
 class _Contended(NamedTuple):
@@ -182,7 +201,7 @@ def _contend(client: rg.Client, processes: int) -> list[_Contended]:
     with ExitStack() as running:
         for _ in range(processes):
             running.enter_context(process(_contender, client, start, results))
-        return [results.get(timeout=60) for _ in range(processes)]
+        return [results.get(timeout=_START_SECONDS) for _ in range(processes)]
 
 
 def _contender(client: rg.Client, start: Barrier, results: Queue[Any]) -> None:
@@ -194,7 +213,7 @@ def _contender(client: rg.Client, start: Barrier, results: Queue[Any]) -> None:
         attempts += 1
         return [Add()]
 
-    start.wait(60)
+    start.wait(_START_SECONDS)
     begun = time.monotonic()
     end = begun + CONTENTION_SECONDS
     while begun < end:
