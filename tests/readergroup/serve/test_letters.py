@@ -181,7 +181,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing(client: rg.Client) -> None
             {"letters": [pointer] * 101},
             {"letters": [pointer], "error": "x"},
             {"letters": "all"},
-            {"letters": ["0:0"]},
+            {"letters": ["0:-1"]},
             {"error": 5},
             {"stream": 5},
             {"stream": "nope"},
