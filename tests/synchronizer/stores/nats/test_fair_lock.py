@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from synchronizer.clock import ManualClock
 from synchronizer.errors import ClosedError
 from synchronizer.log.contention import MAX_CONTENTION
 from synchronizer.stores.nats import connection, fair_lock
@@ -108,7 +109,8 @@ def test_a_release_to_a_ticket_that_is_known_waits_for_no_answer(
 def test_who_waits_behind_one_that_left_gets_the_lock(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_lock, "_LOOK_SECONDS", 3600.0)  # nobody polls: the next one hears of it, or times out
     with ExitStack() as stores:
-        holder, second, leaving, last = (stores.enter_context(NatsStore(nats_url)) for _ in range(4))
+        holder, second, last = (stores.enter_context(NatsStore(nats_url)) for _ in range(3))
+        leaving = stores.enter_context(NatsStore(nats_url, clock=(clock := ManualClock())))
         held = holder.fair_lock("s", PATIENCE_SECONDS)
         assert held.__enter__()
         taken, taking = _queue(second, 2)
@@ -117,6 +119,7 @@ def test_who_waits_behind_one_that_left_gets_the_lock(nats_url: str, monkeypatch
         held.__exit__(None, None, None)
         assert taking.ended() is True
         until(lambda: taken._position.following is not None, "the holder knows the next ticket")
+        clock.advance(2.0)
         assert waiting.ended() is False
         left.__exit__(None, None, None)
         until(lambda: tickets(holder) == 2, "the second's and the last one's are left")
@@ -173,13 +176,19 @@ def test_a_ticket_whose_answer_comes_while_its_store_is_being_closed_is_taken_ba
 
 def test_a_store_remembers_the_last_tickets_that_left(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_lock, "_MOST_LEFT", 2)
-    with NatsStore(nats_url) as store, NatsStore(nats_url) as other, other.fair_lock("s", PATIENCE_SECONDS):
+    clock = ManualClock()
+    with (
+        NatsStore(nats_url, clock=clock) as store,
+        NatsStore(nats_url) as other,
+        other.fair_lock("s", PATIENCE_SECONDS),
+    ):
         drawn: list[int] = []
         for _ in range(3):
-            lock: Any = store._fair_lock.acquire("s", 0.01, store=store)
-            with lock as is_held:
-                assert not is_held
-                drawn.append(lock._position.number)
+            lock, waiting = _queue(store, 2, patience=1.0)
+            clock.advance(1.0)
+            assert waiting.ended() is False
+            drawn.append(lock._position.number)
+            lock.__exit__(None, None, None)
         assert list(store._fair_lock._left) == drawn[1:]
 
 
@@ -209,16 +218,23 @@ def test_who_found_others_in_the_queue_does_not_ask_first_whether_it_is_empty(
 
     monkeypatch.setattr(TicketLock, "_draw", note)
 
+    clock = ManualClock()
+
     def attempts(patience: float, *, gets_it: bool) -> list[bool]:
         asked_first.clear()
-        with store.fair_lock("s", patience) as is_held:
-            assert is_held is gets_it
+        lock: Any = store._fair_lock.acquire("s", patience, store=store)
+        waiting = CallInThread(lock.__enter__)
+        if patience and not gets_it:
+            until(lambda: tickets(other) == 2, "its ticket is drawn")
+            clock.advance(patience)
+        assert waiting.ended() is gets_it
+        lock.__exit__(None, None, None)
         return [*asked_first]
 
-    with NatsStore(nats_url) as store, NatsStore(nats_url) as other:
+    with NatsStore(nats_url, clock=clock) as store, NatsStore(nats_url) as other:
         with other.fair_lock("s", PATIENCE_SECONDS):
-            assert attempts(0.01, gets_it=False) == [True, False]
-            assert attempts(0.01, gets_it=False) == [False]
+            assert attempts(1.0, gets_it=False) == [True, False]
+            assert attempts(1.0, gets_it=False) == [False]
             assert attempts(0, gets_it=False) == [True]  # it must not wait
         assert attempts(PATIENCE_SECONDS, gets_it=True) == [False]
         assert attempts(PATIENCE_SECONDS, gets_it=True) == [True]
