@@ -90,15 +90,13 @@ def test_a_call_that_waits_for_a_connection_is_given_up_at_the_deadline_too(serv
         assert answer(call).length == 0
 
 
-def test_closing_a_store_does_not_wait_for_a_listener_whose_server_hangs(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener, "_LINGER_SECONDS", 0.5)
+def test_closing_a_store_does_not_wait_for_a_listener_whose_server_hangs(server: PostgresServer) -> None:
     store = open_store(f"{server.url}?schema=listener&{OPTIONS}")
     store.create("s")
     assert not store.wait({"s": 0}, 0.1)
     server.pause()
     try:
+        let_interest_end(store._listener)  # type: ignore[attr-defined]
         until(is_giving_up_interest)
         begun = time.monotonic()
         store.close()
@@ -120,6 +118,13 @@ def test_closing_a_store_does_not_wait_for_a_listener_that_connects_to_a_server_
             assert connecting.is_closed
         connecting._thread.join(PATIENCE_SECONDS)  # its connection is cut
         assert not connecting._thread.is_alive() and connecting._wake_pipe._writer.closed
+
+
+def let_interest_end(waiting: listener.Listener) -> None:
+    """As if nobody had waited for some seconds."""
+    with waiting._lock:
+        waiting._expected_until.update(dict.fromkeys(waiting._expected_until, 0.0))
+    waiting._wake_pipe.wake()
 
 
 def is_giving_up_interest() -> bool:
