@@ -233,15 +233,19 @@ def test_after_a_vacuum_that_waited_too_long_no_truncation_waits_for_a_while(
     admin: psycopg.Connection, postgres_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    impatient_url = f"{postgres_url}&statement_timeout=1"
-    with open_store(impatient_url) as store, open_store(f"{postgres_url}&{SLOW_VACUUM}") as slow:
+    impatient_url = f"{postgres_url}&statement_timeout=3"  # the pause is five times as long
+    with (
+        open_store(postgres_url) as store,
+        open_store(impatient_url) as impatient,
+        open_store(f"{postgres_url}&{SLOW_VACUUM}") as slow,
+    ):
         write_until_due(store, admin)
         other = in_thread(slow, store.info("log").length - MIB)
         until(lambda: running_vacuums(admin))
         for _ in range(3):
             for _ in range(4):
                 store.append("log", BLOCK)
-            store.truncate("log", store.info("log").length)
+            impatient.truncate("log", store.info("log").length)
             assert caplog.text.count("autovacuum is left") == 1
         end_vacuums(admin)
         other.ended()
