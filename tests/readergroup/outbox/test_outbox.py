@@ -27,6 +27,11 @@ from tests.readergroup.outbox.databases import COMBINATIONS, KINDS, WAYS, Applic
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 STREAM = "shop/orders"
+#: Those of this database: other tests use the same server.
+ADVISORY_LOCKS = (
+    "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -157,10 +162,7 @@ def test_on_postgresql_writers_of_one_key_follow_one_another_and_others_do_not_w
     with psycopg.connect(database_url) as slow, outbox.relay(), psycopg.connect(database_url, autocommit=True) as other:
         outbox.write(slow, STREAM, b"first", routing_key="ann")
         waiting = CallInThread(lambda: write("ann", b"second"))
-        until(
-            lambda: other.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchone(),
-            "a writer that waits",
-        )
+        until(lambda: other.execute(f"{ADVISORY_LOCKS} AND NOT granted").fetchone(), "a writer that waits")
         write("bob", b"another key")
         write("cid", b"another key")
         until(lambda: data(client) == [b"another key"] * 2, "what was committed")
@@ -207,7 +209,7 @@ def test_on_postgresql_a_commit_wakes_the_relay(
     monkeypatch.setattr("readergroup.outbox.relay._LOOK_SECONDS", 1e6)  # it does not look by itself
     outbox = rg.Outbox(client, lambda: psycopg.connect(database_url))
     outbox.create_table()
-    waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted"
+    waits = f"{ADVISORY_LOCKS} AND mode = 'ExclusiveLock' AND granted"
     with psycopg.connect(database_url) as early, psycopg.connect(database_url, autocommit=True) as other:
         outbox.write(early, STREAM, b"0")  # no relay waits, so it will not notify
         with outbox.relay() as relay:
