@@ -111,10 +111,10 @@ def test_readers_that_died_together_are_in_the_group_and_do_not_live(store_url: 
             return values(browser.get("/metrics").text)[f"readergroup_group_{name}", (GROUP,)]
 
         group = client.groups.get(GROUP)
-        group.configure(reader_timeout_seconds=1.0)
         group.coordinator._threaded = False  # nothing renews its lease, and nobody removes it
         with group.reader("r"):
             until(lambda: found("live_readers") == 1)
+            group.configure(reader_timeout_seconds=1.0)
             until(lambda: found("live_readers") == 0)
             assert found("readers") == 1
 
