@@ -334,7 +334,7 @@ def test_a_callback_waits_while_no_task_reads() -> None:
                 assert await reader.read() is not None
                 checkpoint = asyncio.create_task(group.checkpoint("nightly"))
                 await until(lambda: group.state.checkpoints)
-                await asyncio.sleep(0.02)
+                await until(lambda: reader._wrapped._member.has_news)
                 assert called == []
                 assert await reader.read() is not None
                 assert called == ["nightly"]
