@@ -799,7 +799,7 @@ def test_cancelled_writes_without_room_keep_one_thread() -> None:
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.001):
                         await writer.write(b"not written")
-            assert not writer._thread._waiting
+            await until(lambda: not writer._thread._waiting)
         await writer.write(b"written")
         await writer.close()
         assert [event for event in stored(world) if event[:1] != b"x"] == [b"written"]
