@@ -9,7 +9,7 @@ the next is due; tests and simulations call it instead of starting the threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
@@ -73,6 +73,17 @@ class ReaderCoordinator:
         self._group = keeper(
             lambda: self.work() if self._readers else None, name=f"{name}-group", wait=self._wait_for_work
         )
+        parts = (
+            self._observe,
+            self._follow,
+            self._balance,
+            self._weigh,
+            self._give_up_checkpoint,
+            self._begin_checkpoint,
+            self._tell,
+            self._maintain,
+        )
+        self._rest = [partial(self._unless_deleted, part) for part in parts]  # after each fetch
         self._pause = Flag()  # never set
         self._pace = Pace(self._clock)
         self._deaths = DeathWatch(self._clock)
@@ -157,19 +168,16 @@ class ReaderCoordinator:
     def work(self) -> float:
         """Follow, observe and balance, and return when this is due again. Raises nothing but `ClosedError`."""
         due = self._group.attempt(self._fetch)
+        return due if self._is_deleted else min(due, *map(self._group.attempt, self._rest))
+
+    def _unless_deleted(self, part: Callable[[], float]) -> float:
         if self._is_deleted:
-            return due
-        rest = (
-            self._observe,
-            self._follow,
-            self._balance,
-            self._weigh,
-            self._give_up_checkpoint,
-            self._begin_checkpoint,
-            self._tell,
-            self._maintain,
-        )
-        return min(due, *map(self._group.attempt, rest))
+            return float("inf")
+        try:
+            return part()
+        except NotFoundError:
+            self._fetch()  # raises its own error if the group was deleted since the last fetch
+            raise
 
     def _fetch(self) -> float:
         was_deleted, self._is_deleted = self._is_deleted, False

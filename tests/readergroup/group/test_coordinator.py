@@ -183,6 +183,31 @@ def test_a_group_that_was_deleted_is_asked_for_now_and_then(world: World, caplog
     assert "the group was deleted; its readers raise" in line
 
 
+def test_a_group_that_is_deleted_in_the_midst_of_a_step_is_logged_once_in_its_own_words(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = world.process()
+    reader = process.reader("r1")
+    process.step()
+    follow = GroupUpdater.follow_streams
+
+    def delete_first(updater: GroupUpdater) -> object:
+        monkeypatch.undo()
+        world.admin.groups.delete("billing")
+        return follow(updater)
+
+    monkeypatch.setattr(GroupUpdater, "follow_streams", delete_first)
+    world.admin.streams.scale(STREAM, split=[0])  # so that the state of the group has to change
+    interval_seconds = process.group.config.refresh_interval_seconds
+    for _ in range(3):
+        world.clock.advance(interval_seconds)
+        process.step()
+    with pytest.raises(rg.NotFoundError):
+        reader.read(timeout=0)
+    (line,) = [record.getMessage() for record in caplog.records if "deleted" in record.getMessage()]
+    assert "the group was deleted; its readers raise" in line
+
+
 def test_a_reader_that_waits_does_not_spin(world: World) -> None:
     with world.in_real_time() as (store, client):
         reader = client.groups.get("billing").reader("r1")
