@@ -33,7 +33,7 @@ def store() -> Iterator[FailingStore]:
 def at_the_end_of_a_writer(store: FailingStore, error: Exception | None) -> None:
     with rg.Client(store) as client, client.writer(STREAM, timeout=0.1) as writer:
         writer.write(b"1")
-        writer.flush()
+        writer.flush(timeout=PATIENCE_SECONDS)
         write_and_raise(store, writer, error)
 
 

@@ -74,11 +74,11 @@ def test_following_without_a_group_goes_on_where_it_was_after_the_store_was_away
     monkeypatch.setattr("readergroup.cli.places.warn", warn)
     with rg.Client(store, timeout=0.1) as client:
         start = client.streams.create("shop/orders").tail
-        with client.writer("shop/orders") as writer:
+        with client.writer("shop/orders", timeout=PATIENCE_SECONDS) as writer:
             writer.write(b"before")
         batches = batches_from(client, "shop/orders", start, most=inf)
         assert [event.data for event in next(batches)] == [b"before"]
-        with client.writer("shop/orders") as writer:
+        with client.writer("shop/orders", timeout=PATIENCE_SECONDS) as writer:
             writer.write(b"after")
         client.streams.seal("shop/orders")
         store.unavailable = True

@@ -37,7 +37,7 @@ from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.command import app
 from tests.dying import Died, dying_after
 from tests.golden import golden
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 ORDERS: Final = "shop/orders"
 RETRIES: Final = "shop/orders-retry"
@@ -54,7 +54,7 @@ def client(store_url: str) -> Iterator[rg.Client]:
 def set_up(client: rg.Client, events: int = 6) -> rg.ReaderGroup:
     for stream in (ORDERS, RETRIES, DEAD):
         client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
-    with client.writer(ORDERS) as writer:
+    with client.writer(ORDERS, timeout=PATIENCE_SECONDS) as writer:  # that of the client may be short
         for number in range(events):
             writer.write(b"%d" % number, "ann" if number % 2 else None, headers={"trace": b"%d" % number})
     return client.groups.create(GROUP, streams=[ORDERS, RETRIES])

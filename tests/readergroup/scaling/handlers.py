@@ -283,7 +283,7 @@ class DieAlwaysAtAndHearLate(DieAlwaysAt):
 
 def write(client: Client, stream: str, texts: Sequence[str], *, keys: int = 7) -> None:
     """Write the texts, under keys in turn."""
-    with client.writer(stream) as writer:
+    with client.writer(stream, timeout=PATIENCE_SECONDS) as writer:  # that of the client may be short
         for number, text in enumerate(texts):
             writer.write(text.encode(), routing_key=f"k{number % keys}")
 

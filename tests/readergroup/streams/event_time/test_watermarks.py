@@ -238,7 +238,7 @@ def test_a_closed_writer_waits_for_no_transaction_that_can_no_longer_be_committe
                 transaction.commit()
             store.unavailable = False
             writer.flush(timeout=60)
-        writer.close()
+        writer.close(timeout=60)
         assert watermark(client) == at(9)
         with pytest.raises(rg.ClosedError):
             transaction.commit()

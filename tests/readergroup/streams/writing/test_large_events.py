@@ -257,7 +257,7 @@ def test_without_room_the_event_is_not_written_and_the_writer_goes_on(streams: S
             raise StoreFullError("full", segment=operation.segment)
 
     with EventWriter(
-        StreamManager(failing), NAME, serializer=BytesSerializer(), timeout=0.5, max_event_bytes=10_000
+        StreamManager(failing), NAME, serializer=BytesSerializer(), timeout=2.0, max_event_bytes=10_000
     ) as writer:
         failing.before = be_full
         with pytest.raises((StoreFullError, rg.DeadlineExceededError)):
