@@ -252,8 +252,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
             Words(
                 GroupUpdater,
                 "rebalance",
-                "update_state(balance.plan, ",
-                "update_state_unconditionally(*balance.plan(self.state), ",
+                "update_state(balance.plan)",
+                "update_state_unconditionally(*balance.plan(self.state))",
             ),
         ),
     ),
