@@ -26,8 +26,6 @@ commands = typer.Typer(
     no_args_is_help=True,
 )
 
-#: The prefix of the segments of event queues.
-_QUEUES: Final = "queue/"
 #: What a table shows of an error.
 _ERROR_WIDTH: Final = 200
 
@@ -252,12 +250,16 @@ def _status(text: str) -> Status | None:
 
 
 def _letters(client: rg.Client, name: str, is_queue: bool) -> rg.DeadLetters:
-    queues = [each.removeprefix(_QUEUES) for each in client.store.list(_QUEUES)]
+    from synchronizer.recipes.queue.dead_letters import QUEUE_PREFIX
+
+    segment = f"{QUEUE_PREFIX}{name}"
+    has_queue = segment in client.store.list(segment)
     if is_queue:
-        if name not in queues:
+        if not has_queue:
+            queues = [each.removeprefix(QUEUE_PREFIX) for each in client.store.list(QUEUE_PREFIX)]
             raise Failed(f"there is no queue {name}; the queues: {', '.join(queues) or 'none'}")
         return client.dead_letters(queue=name)
-    if name in queues and ("/" not in name or not client.streams.exists(name)):
+    if has_queue and ("/" not in name or not client.streams.exists(name)):
         raise WrongUsage(f"{name} is an event queue; add --queue")
     return client.dead_letters(name)
 

@@ -24,6 +24,7 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.callables import checked
+from synchronizer.recipes.queue.dead_letters import QUEUE_PREFIX
 from synchronizer.spans import Spans, joined
 
 from ..batch.client import BatchClient
@@ -84,7 +85,7 @@ class StoredDeadLetter:
     def stream(self) -> str:
         """The stream or the queue that the event came from, to which it is replayed."""
         segment = self.letter.pointer.segment
-        return segment.removeprefix("queue/") if self.is_of_queue else stream_of(segment)
+        return segment.removeprefix(QUEUE_PREFIX) if self.is_of_queue else stream_of(segment)
 
 
 class Filters(NamedTuple):

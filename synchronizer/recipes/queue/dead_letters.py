@@ -22,6 +22,8 @@ from .frames import encode_frame, read_frames
 ENVELOPE_BYTES: Final = 64 * 1024
 MAX_ERROR_LENGTH: Final = 10_000
 #: The attribute of the queue with the dead letters that were replayed or discarded.
+#: The segments of event queues are this, and the name.
+QUEUE_PREFIX: Final = "queue/"
 _DONE: Final = "dead-letters"
 _DONE_FORMAT: Final = 1
 #: How many spans of replayed or discarded letters are remembered. A value of an attribute is small in every store.
@@ -87,7 +89,7 @@ class DeadLetters:
 
     def __init__(self, store: SegmentStore, queue: str) -> None:
         self.segment = f"dead-letters/{queue}"
-        self.queue_segment = f"queue/{queue}"
+        self.queue_segment = f"{QUEUE_PREFIX}{queue}"
         self._store = store
 
     def take_over(self, consumer_id: bytes) -> None:

@@ -64,10 +64,10 @@ class EventQueue:
         check_duration(timeout, "timeout")
         self.store = store
         self.name = name
-        self.segment = f"queue/{name}"
         self.clock: Clock = clock_or_system(clock)
         self.timeout = timeout
         self._dead_letters = DeadLetters(store, name)
+        self.segment = self._dead_letters.queue_segment
         self._backpressure = Backpressure(self.segment, max_outstanding_bytes, self.clock, self._look)
         self._producer = QueueProducer(store, self.segment, self.clock, self._backpressure)
         self._patiently(lambda: store.create(self.segment))

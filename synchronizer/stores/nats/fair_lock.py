@@ -129,7 +129,7 @@ class TicketLock:
         return self._queue(position, deadline, patience)
 
     def _queue(self, position: _QueuePosition, deadline: Deadline, patience: float) -> bool:
-        """Wait until this ticket is first, the deadline has passed, or the queue has not moved for so many seconds."""
+        """Wait until this ticket is first. Give up at the deadline, or if the queue does not move for ``patience``."""
         self._draw(position, only_first=False)
         self._contended.discard(position.subject)
         holder, impatient = 0, Deadline(self._clock, patience)
