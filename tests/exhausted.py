@@ -112,7 +112,7 @@ def _live(url: str, used_up: Callable[[], object], seconds: float) -> None:
         with used_up() as again:
             assert _failures(client, _impatient(url), again, seconds), "nothing was used up"
         last = running.written
-        until(lambda: last + 20 in running.read, "what is written afterwards is read")
+        until(lambda: {*range(last), last + 20} <= running.read, "what is written, also afterwards, is read")
         for call in _calls(client, url):
             call()
         running.stop()
