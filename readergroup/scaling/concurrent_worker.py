@@ -18,7 +18,7 @@ from synchronizer.threads.flag import Flag
 from ..errors import EndOfDataError
 from ..group.concurrent_reader import ConcurrentReader
 from ..sinks.place import Place
-from ..streams.config import SegmentId
+from ..streams.config import SegmentId, stream_of
 from ..streams.event import Event, EventBatch, as_read
 from .awaiting import HandlerCancelledError
 from .executors import Executor, FailedAloneError, LoopExecutor, ThreadExecutor
@@ -145,6 +145,7 @@ class ConcurrentWorker(Worker[T]):
     def _read(self, reader: ConcurrentReader[T]) -> None:
         """Take events until the end of the data or `stop`, and raise what ended the worker."""
         pause, ended = _SHORT_SECONDS, 0
+        taken: EventBatch[T] | None = None
         while not self._stopping.is_set():
             self._changed.clear()
             self._settle(reader)
@@ -153,7 +154,10 @@ class ConcurrentWorker(Worker[T]):
             if self._is_overdue():
                 self._changed.wait(_LONG_SECONDS)  # the next call would renew the lease
                 continue
-            if self._flight.ready >= self._most_ready:
+            if taken is not None and not self._must_wait(reader, taken):
+                self._add(taken)
+                taken = None
+            if taken is not None or self._flight.ready >= self._most_ready:
                 reader.follow()
                 self._changed.wait(pause)
                 continue
@@ -166,7 +170,7 @@ class ConcurrentWorker(Worker[T]):
                 self._logger.warning("worker %s continues after truncated data: %s", self.reader_id, error)
                 continue
             if batch is not None:
-                self._add(batch)
+                taken = batch
             elif self._held or reader.frozen:
                 self._changed.wait(pause)
 
@@ -260,6 +264,22 @@ class ConcurrentWorker(Worker[T]):
         since = self.busy_since()
         limit = self._task.group.config.max_processing_seconds
         return since is not None and self._clock.monotonic() - since > limit
+
+    def _must_wait(self, reader: ConcurrentReader[T], batch: EventBatch[T]) -> bool:
+        """Return whether an event still runs that may have a key of the batch, in a segment that has another owner now.
+
+        With an order of keys, `InFlight` knows which keys such events block. With one of segments, it does not.
+        """
+        if self._task.order != "segment":
+            return False
+        with self.condition:
+            lane = self._flight.lanes.get(batch.segment)
+            if lane is not None and lane.token == batch.fencing_token:
+                return False
+            stream, running = stream_of(batch.segment), [item.lane for item in self._flight.running]
+            return any(
+                stream_of(each.segment) == stream and not reader.owns(each.segment, each.token) for each in running
+            )
 
     def _add(self, batch: EventBatch[T]) -> None:
         if self._task.sink is not None:
@@ -377,7 +397,8 @@ class ConcurrentWorker(Worker[T]):
                 self._halted = True
         if self._changed.is_set():
             return
-        if self._flight.ready < self._most_ready // 2 or self._to_set_aside or self._halted or item.lane.frozen:
+        lane, has_room = item.lane, self._flight.ready < self._most_ready // 2
+        if has_room or self._to_set_aside or self._halted or lane.frozen or lane.dropped:
             self._changed.set()
 
     def check(self, returned: object, what: Any) -> None:

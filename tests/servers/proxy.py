@@ -181,6 +181,10 @@ class TcpProxy:
             except OSError:
                 _reset(writer)  # as a server that is down would refuse it
                 return
+            if self._faults.refuses:  # since a moment ago
+                _reset(writer)
+                _reset(upstream[1])
+                return
             link = _Link(self._faults, (reader, writer), upstream)
             self._links.add(link)
             try:

@@ -18,6 +18,7 @@ import pyarrow
 import pytest
 
 import readergroup as rg
+from readergroup.group.concurrent_reader import ConcurrentReader
 from readergroup.scaling import worker_process
 from readergroup.scaling.concurrent_worker import MIN_WINDOW_EVENTS, ConcurrentWorker
 from readergroup.scaling.in_flight import Item
@@ -410,6 +411,51 @@ def test_an_overdue_event_gives_the_segments_to_others(client: rg.Client, url: s
     assert others[0] <= "e00003"  # those before it come again if they were not committed within 0.5 s
     pool.stop()
     running.join()
+
+
+@pytest.mark.parametrize(("order", "batches"), [("key", False), ("segment", False), ("segment", True)])
+def test_what_runs_when_the_group_is_reset_ends_before_the_next_event_of_its_key(
+    client: rg.Client, watch: Watch, monkeypatch: pytest.MonkeyPatch, order: Any, batches: bool
+) -> None:
+    """Also if that event is in a later segment, whose events else run beside those of the first one."""
+    client.streams.create(STREAM)
+    group = client.groups.create("billing", streams=[STREAM])
+    begun, go_on, taken, rounds = threading.Event(), threading.Event(), threading.Event(), 0
+    take, settle = ConcurrentReader.take, ConcurrentWorker._settle
+
+    def noted_take(reader: ConcurrentReader[bytes], *arguments: Any) -> rg.EventBatch[bytes] | None:
+        batch = take(reader, *arguments)
+        if batch is not None and batch.raw[0] == b"e00001":
+            taken.set()
+        return batch
+
+    def noted_settle(worker: ConcurrentWorker[bytes], reader: ConcurrentReader[bytes]) -> None:
+        nonlocal rounds
+        rounds += taken.is_set()
+        settle(worker, reader)
+
+    def handle(what: rg.Event[bytes] | rg.EventBatch[bytes]) -> None:
+        event = what if isinstance(what, rg.Event) else what[0]
+        watch.begin(event)
+        begun.set()
+        go_on.wait(PATIENCE_SECONDS)
+        watch.end(event)
+
+    monkeypatch.setattr(ConcurrentReader, "take", noted_take)
+    monkeypatch.setattr(ConcurrentWorker, "_settle", noted_settle)
+    pool = group.pool(None if batches else handle, handle_batch=handle if batches else None, concurrency=4, order=order)
+    running = InThread(pool.run)
+    write(client, STREAM, ["e00000"], keys=1)
+    assert begun.wait(PATIENCE_SECONDS)
+    client.streams.scale(STREAM, split=[0])
+    group.reset("tail")
+    write(client, STREAM, ["e00001"], keys=1)
+    client.streams.seal(STREAM)
+    until(lambda: rounds == 5, "the worker that has the next event goes on reading")
+    go_on.set()
+    running.join()
+    assert watch.texts == texts(2)
+    watch.assert_in_order()
 
 
 # ---------------------------------------------------------------------- hand-over
