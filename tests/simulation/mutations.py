@@ -461,6 +461,13 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         (Words(InFlight, "add", "self._last_of_key[stream_of(segment)]", "{}"),),
     ),
     Mutation(
+        "an event of a lost segment ends before those of a later one",
+        "A reader begins a segment while an event of an earlier one, which it has lost, still runs.",
+        403_226,
+        frozenset({"S3"}),
+        (Words(ConcurrentWorker, "_must_wait", "return any", "return False and any"),),
+    ),
+    Mutation(
         "bound of what is finished behind a gap",
         "A pool takes events of a segment however many lie behind its first unfinished one.",
         17,
