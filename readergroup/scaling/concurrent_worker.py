@@ -145,7 +145,7 @@ class ConcurrentWorker(Worker[T]):
     def _read(self, reader: ConcurrentReader[T]) -> None:
         """Take events until the end of the data or `stop`, and raise what ended the worker."""
         pause, ended = _SHORT_SECONDS, 0
-        taken: EventBatch[T] | None = None
+        waiting: EventBatch[T] | None = None
         while not self._stopping.is_set():
             self._changed.clear()
             self._settle(reader)
@@ -154,10 +154,11 @@ class ConcurrentWorker(Worker[T]):
             if self._is_overdue():
                 self._changed.wait(_LONG_SECONDS)  # the next call would renew the lease
                 continue
-            if taken is not None and not self._must_wait(reader, taken):
-                self._add(taken)
-                taken = None
-            if taken is not None or self._flight.ready >= self._most_ready:
+            if waiting is not None and not self._must_wait(reader, waiting):
+                self._add(waiting)
+                waiting = None
+                continue
+            if waiting is not None or self._flight.ready >= self._most_ready:
                 reader.follow()
                 self._changed.wait(pause)
                 continue
@@ -169,8 +170,10 @@ class ConcurrentWorker(Worker[T]):
             except TruncatedError as error:
                 self._logger.warning("worker %s continues after truncated data: %s", self.reader_id, error)
                 continue
-            if batch is not None:
-                taken = batch
+            if batch is not None and self._must_wait(reader, batch):
+                waiting = batch
+            elif batch is not None:
+                self._add(batch)
             elif self._held or reader.frozen:
                 self._changed.wait(pause)
 
