@@ -38,6 +38,7 @@ class TcpProxy:
         self._links: set[_Link] = set()
         self._accepting: set[asyncio.Task[None]] = set()
         self._faults = _Faults()
+        self._resets = 0
         self.port = 0
 
     @property
@@ -165,6 +166,7 @@ class TcpProxy:
         await asyncio.gather(*self._accepting, return_exceptions=True)
 
     def _reset_all(self) -> None:
+        self._resets += 1  # also those that have no link yet
         for link in [*self._links]:
             link.reset()
 
@@ -176,12 +178,13 @@ class TcpProxy:
             if self._faults.refuses:
                 _reset(writer)
                 return
+            resets = self._resets
             try:
                 upstream = await asyncio.open_connection(*self._target, limit=_CHUNK_BYTES)
             except OSError:
                 _reset(writer)  # as a server that is down would refuse it
                 return
-            if self._faults.refuses:  # since a moment ago
+            if self._resets != resets:  # meanwhile, though the fault may be over again
                 _reset(writer)
                 _reset(upstream[1])
                 return

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -111,6 +113,33 @@ def test_a_reset_leaves_new_connections_alone(proxy: TcpProxy, client: socket.so
         ask(client, b"more")
     with socket.create_connection(("127.0.0.1", proxy.port), LONG) as again:
         assert ask(again, b"again") == b"again"
+
+
+def cut_for_a_moment(proxy: TcpProxy) -> None:
+    proxy.cut()
+    proxy.heal()
+
+
+@pytest.mark.parametrize("fault", [TcpProxy.reset, cut_for_a_moment], ids=["reset", "cut for a moment"])
+def test_a_connection_that_is_being_opened_is_reset_as_well(
+    proxy: TcpProxy, fault: Callable[[TcpProxy], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has it already."""
+    open_connection, begun, go_on = asyncio.open_connection, threading.Event(), threading.Event()
+
+    async def open_slowly(*arguments: Any, **options: Any) -> object:
+        ends = await open_connection(*arguments, **options)
+        begun.set()
+        await asyncio.to_thread(go_on.wait, LONG)
+        return ends
+
+    monkeypatch.setattr(asyncio, "open_connection", open_slowly)
+    with socket.create_connection(("127.0.0.1", proxy.port), LONG) as client:
+        assert begun.wait(LONG)
+        fault(proxy)
+        go_on.set()
+        with pytest.raises(ConnectionError):
+            ask(client, b"more")
 
 
 def test_what_is_held_back_on_its_way_to_the_server_arrives_when_it_heals(
