@@ -212,7 +212,7 @@ def test_the_end_of_the_application_leaves_no_thread(store: Path, monkeypatch: p
 
     async def live() -> None:
         async with app.router.lifespan_context(app):
-            assert {*threading.enumerate()} > before
+            assert {*threading.enumerate()} - before
 
     asyncio.run(live())
     until(lambda: {*threading.enumerate()} <= before, "the threads end")
