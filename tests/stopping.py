@@ -51,7 +51,7 @@ def _states(pid: int) -> list[str]:
     if threads.is_dir():
         try:
             return [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads.iterdir()]
-        except FileNotFoundError:  # a thread has ended meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # a thread has ended meanwhile
             return ["?"]
     shown = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True)
     return [shown.stdout.strip()[0]]
