@@ -22,11 +22,11 @@ STARTS_A_THREAD: Final = "_start_new_thread" if hasattr(threading, "_start_new_t
 
 
 def until(condition: Callable[[], object], what: str = "what is awaited", *, seconds: float = PATIENCE_SECONDS) -> None:
-    begun = time.monotonic()
+    begun, waited = time.monotonic(), 0.0
     while not condition():
-        waited = time.monotonic() - begun
         assert waited < seconds, f"not within {seconds} s: {what}"
         time.sleep(min(max(0.005, waited / 20), 0.05))  # a look may cost a call of a server
+        waited = time.monotonic() - begun  # up to the next look, which is the last one if it is too long
 
 
 def busyness() -> float:
