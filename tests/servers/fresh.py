@@ -38,7 +38,8 @@ def fresh_database(url: str) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
     conninfo = dict(parse_postgres_address(url).conninfo)
     with psycopg.connect(**conninfo, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
+        # Of the usual template somebody may be a user now and then, such as an autovacuum, and then there is no copy.
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
     yield urlsplit(url)._replace(path=f"/{name}", query="").geturl()
     with contextlib.suppress(psycopg.OperationalError), psycopg.connect(**conninfo, autocommit=True) as connection:
         connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
