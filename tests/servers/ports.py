@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,10 @@ _RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: Not seeded by a test: two processes must not draw the same ports.
 _CHANCE = random.SystemRandom()
 _given: set[int] = set()
+#: The ports are divided into so many parts. The processes of a run of several have one each, as long as they suffice:
+#: a server may take long to listen, or be stopped for a while, and meanwhile another process must not get its port.
+_PARTS = 16
+_NUMBER_OF_PROCESS = re.fullmatch(r"gw(\d+)", os.environ.get("PYTEST_XDIST_WORKER", ""))
 
 
 def free_port() -> int:
@@ -36,4 +42,7 @@ def _servers_own() -> range:
         first = int(_RANGE_OF_CONNECTIONS.read_text().split()[0])
     except OSError:
         first = 0
-    return range(10_000, first) if first > 12_000 else range(1)
+    if first <= 12_000:
+        return range(1)
+    part = 1 + int(_NUMBER_OF_PROCESS[1]) % (_PARTS - 1) if _NUMBER_OF_PROCESS else 0
+    return range(10_000 + part, first, _PARTS)
