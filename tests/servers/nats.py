@@ -23,6 +23,10 @@ from tests.servers.ports import free_port
 from tests.servers.unavailable import ServerUnavailable
 
 _LONG = 30.0
+#: How long servers may take to be there: on a busy machine three of them take long to agree.
+_START_SECONDS = 120.0
+#: How long a node is asked that may be stopped, where others can be asked instead, or the same one again.
+_LOOK_SECONDS = 5.0
 _HOST = "127.0.0.1"
 
 
@@ -142,9 +146,9 @@ class NatsServer:
     def log(self) -> str:
         return Path(self._directory, "log").read_text(errors="replace") if self._directory else ""
 
-    def monitoring(self, path: str) -> dict[str, object]:
+    def monitoring(self, path: str, timeout: float = _LONG) -> dict[str, object]:
         """What the server's monitoring port answers, such as ``jsz?streams=true&raft=true``."""
-        with urlopen(f"http://{_HOST}:{self.monitoring_port}/{path}", timeout=5) as answer:
+        with urlopen(f"http://{_HOST}:{self.monitoring_port}/{path}", timeout=timeout) as answer:
             document: dict[str, object] = json.load(answer)
             return document
 
@@ -159,7 +163,7 @@ class NatsServer:
             raise ServerUnavailable(f"the NATS server ended: {self.log()[-2000:]}")
         options = "?js-enabled-only=true" if self._jetstream is not None else ""
         try:
-            return self.monitoring(f"healthz{options}").get("status") == "ok"
+            return self.monitoring(f"healthz{options}", _LOOK_SECONDS).get("status") == "ok"
         except (URLError, OSError, ValueError):
             return False
 
@@ -293,7 +297,7 @@ class NatsCluster:
 
     def _knows_leader(self, node: NatsServer) -> bool:
         try:
-            meta = node.monitoring("jsz").get("meta_cluster")
+            meta = node.monitoring("jsz", _LOOK_SECONDS).get("meta_cluster")
         except (URLError, OSError, ValueError):
             return False
         return isinstance(meta, dict) and bool(meta.get("leader")) and meta.get("cluster_size") == len(self.nodes)
@@ -301,7 +305,7 @@ class NatsCluster:
 
 def _leader_seen_by(node: NatsServer, stream: str) -> str | None:
     try:
-        answer = node.monitoring("jsz?accounts=true&streams=true")
+        answer = node.monitoring("jsz?accounts=true&streams=true", _LOOK_SECONDS)
     except (URLError, OSError, ValueError):
         return None
     accounts = answer.get("account_details")
@@ -320,7 +324,7 @@ def _url(addresses: Sequence[str], credentials: str, options: Mapping[str, str])
 
 
 def _until(condition: Callable[[], bool], failure: str) -> None:
-    deadline = time.monotonic() + _LONG
+    deadline = time.monotonic() + _START_SECONDS
     while not condition():
         if time.monotonic() > deadline:
             raise ServerUnavailable(failure)

@@ -18,7 +18,7 @@ from tests.servers.guard import Guard
 from tests.servers.ports import free_port
 from tests.servers.unavailable import ServerUnavailable
 
-_START_SECONDS = 20.0
+_START_SECONDS = 120.0
 
 
 class PgBouncer:

@@ -25,7 +25,7 @@ from tests.servers.in_memory import folder_in_memory
 from tests.servers.ports import free_port
 from tests.servers.unavailable import ServerUnavailable
 
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 #: What the data of all tests of a run, and the log before them, may take.
 _ROOM = 4 * 1024**3
 _USERS = ("postgres", "nobody")
