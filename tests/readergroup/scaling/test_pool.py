@@ -280,6 +280,7 @@ def test_a_pool_by_policy_grows_when_a_split_brings_segments_and_ends_at_the_end
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "LOOK_SECONDS", 1000)  # so that it is the notification that makes it grow
+    group.configure(reader_timeout_seconds=600)  # a slow reader keeps its lease
     policy = rg.ReaderScalingPolicy(min_readers=2, max_readers=4, target_lag_seconds=1000, cooldown_seconds=1000)
     hold = HoldAt(diary, "e00100")
     pool = group.pool(hold, readers=policy, workers=workers)  # type: ignore[call-overload]
@@ -482,6 +483,7 @@ def test_a_worker_gets_the_events_of_a_dead_one_only_when_it_knows_of_the_death(
     client.streams.create(DEAD)
     write(client, STREAM, texts(300))
     client.streams.seal(STREAM)
+    group.configure(reader_timeout_seconds=600)  # a slow reader keeps its lease
     handler = DieAlwaysAtAndHearLate(diary, ("e00100",))
     group.pool(handler, readers=2, workers="process", retry=fast(3, DEAD)).run()
     said = [record.message for record in caplog.records if "died while it handled" in record.message]
