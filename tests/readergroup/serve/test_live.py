@@ -180,11 +180,12 @@ def test_viewers_get_what_has_changed_and_make_the_same_of_it(store_url: str) ->
                 reader.read_batch(10)
                 await viewer.until(lambda: viewer.newest()["points"] > number)  # noqa: B023
                 await viewer.until(is_same)
+        await viewer.until(lambda: viewer.kinds.count("changes") > 1)  # on a busy machine it may have missed many
+        await viewer.until(is_same)
         wholes, parts = viewer.kinds.count("group"), viewer.kinds.count("changes")
         assert watch.newest is not None
         missed = watch.newest.version - wholes - parts
         assert wholes - 1 <= missed  # only after a version that the viewer missed is the next one whole
-        assert parts > 1
         await viewer.leave()
 
     with filled(store_url) as client:
