@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -315,13 +316,22 @@ def test_a_viewer_that_leaves_before_it_looks_keeps_no_group(store_url: str, mon
 def test_an_unexpected_error_ends_neither_samples_nor_live_views(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    failed: set[str] = set()
+
+    def fail(meter: GroupMeter) -> None:
+        failed.add(threading.current_thread().name)
+        raise ZeroDivisionError
+
+    def survived() -> int:
+        return sum(background_errors().values())
+
     async def test(view: WebView) -> None:
         viewer = Viewer(view)
         await viewer.until(viewer.newest)
+        before = survived()
         with monkeypatch.context() as broken:
-            broken.setattr(GroupMeter, "measure", lambda meter: 1 / 0)
-            failed = background_errors()
-            await asyncio.to_thread(until, lambda: len(background_errors()) >= len(failed) + 1)
+            broken.setattr(GroupMeter, "measure", fail)
+            await asyncio.to_thread(until, lambda: len(failed) == 2 and survived() >= before + 2)
         client.streams.scale(STREAM, split=[0])
         await viewer.until(lambda: viewer.newest()["number_of_segments"] == 5)
         samples = view._sampler.samples
