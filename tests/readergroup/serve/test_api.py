@@ -212,7 +212,8 @@ def test_whatever_the_database_of_an_outbox_raises_hides_nothing_else(store_url:
 def test_the_desired_readers_follow_the_policy_in_the_address(store_url: str) -> None:
     with filled(store_url) as client, viewed(client) as browser:
         address = f"/groups/{GROUP}/desired-readers"
-        assert browser.get(address).json()["desired_readers"] == 1
+        assert 1 <= browser.get(address).json()["desired_readers"] <= 4  # by the age of the events
+        assert browser.get(f"{address}?target_lag_seconds=1000").json()["desired_readers"] == 1
         query = "?max_readers=20&target_lag_seconds=0.000001&cooldown_seconds=0"
         answer = browser.get(address + query).json()
         assert answer["desired_readers"] == 4  # never more readers than segments
@@ -287,7 +288,7 @@ def test_a_sample_that_waits_for_the_store_tells_that_it_is_away(monkeypatch: py
             try:
                 failing_store.before = hang
                 assert is_away.wait(PATIENCE_SECONDS)
-                until(lambda: values(browser.get("/metrics").text)["readergroup_store_up", ()] == 0, seconds=3.0)
+                until(lambda: values(browser.get("/metrics").text)["readergroup_store_up", ()] == 0, seconds=60)
                 assert browser.get("/groups").json()["error"] == "the store does not answer"
                 assert browser.get(f"/groups/{GROUP}/desired-readers").status_code == 503
             finally:
@@ -394,7 +395,7 @@ def test_a_group_whose_stream_was_created_again_is_unreadable(store_url: str) ->
             assert browser.get(f"/groups/{GROUP}/desired-readers?max_readers=4").status_code == 200
             client.streams.delete(STREAM)
             client.streams.create(STREAM)
-            until(lambda: browser.get("/groups").json()["unreadable"], seconds=30)
+            until(lambda: browser.get("/groups").json()["unreadable"])
             assert_unreadable(browser)
         with viewed(client) as browser:  # it has never read the group
             assert_unreadable(browser)

@@ -190,7 +190,7 @@ def test_events_that_are_deleted_before_they_are_read_are_not_read(store_url: st
         for _ in range(20):
             write(client, 5)  # a block
         look = Look(client)
-        read = len(reader.read_batch(30, timeout=5.0))
+        read = len(reader.read_batch(30, timeout=PATIENCE_SECONDS))
         reader.commit()
         if how == "deleted":
             client.streams.delete(STREAM)
