@@ -1028,7 +1028,7 @@ def test_an_event_counts_only_when_its_dead_letter_is_stored(store_url: str, dia
         group = client.groups.create("billing", streams=[STREAM])
         written = one_key(client, 10)
         running = InThread(group.pool(handle, retry=fast(1, DEAD)).run)
-        until(lambda: refused == 10, "for longer than the timeout")
+        until(lambda: refused >= 10, "for longer than the timeout")
         assert diary.texts == written[:5]
         full = False
         running.join()
