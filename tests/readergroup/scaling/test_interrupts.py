@@ -15,7 +15,7 @@ import readergroup as rg
 from readergroup.retries.returning import Returning
 from synchronizer.threads.background import BackgroundThread
 from tests.interrupts import FEW_OR_MORE, interrupts
-from tests.waiting import CallInThread, until
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 STREAMS = ("shop/orders", "shop/retries", "shop/dead")
 DELAYED = rg.DelayedRetry(delays=[0.001], retry_stream="shop/retries", dead_letters="shop/dead")
@@ -52,8 +52,8 @@ def test_an_interrupted_pool_leaves_nothing_behind(
     for run in interrupts(lambda: pools[-1].run(), one_in=8 * sparsely, seed=(retry, is_second), before=renew):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         assert signal.getsignal(signal.SIGTERM) is handler, run.place
-        until(closing(pools[-1]), f"close returns, interrupted at {run.place}", seconds=30)
-        until(lambda: not living_since(before), f"threads end, interrupted at {run.place}", seconds=30)
+        until(closing(pools[-1]), f"close returns, interrupted at {run.place}")
+        until(lambda: not living_since(before), f"threads end, interrupted at {run.place}")
         assert group.online_readers() == [], run.place
 
 
@@ -76,8 +76,8 @@ def test_a_pool_whose_end_is_interrupted_twice_leaves_the_rest_to_close(
         pool.run()
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert living_since(before)
-    until(closing(pool), "close returns", seconds=30)
-    until(lambda: not living_since(before), "threads end", seconds=30)
+    until(closing(pool), "close returns")
+    until(lambda: not living_since(before), "threads end")
     assert not group.segment_notifier._subscriptions and not group.end_of_data_notifier._subscriptions
 
 
@@ -89,7 +89,7 @@ def test_a_worker_that_works_before_its_start_returns_is_found_by_an_interrupted
     def start_slowly(thread: BackgroundThread) -> None:
         start(thread)
         if thread.name.startswith("worker"):
-            assert handling.wait(30)
+            assert handling.wait(PATIENCE_SECONDS)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(BackgroundThread, "start", start_slowly)
@@ -98,7 +98,7 @@ def test_a_worker_that_works_before_its_start_returns_is_found_by_an_interrupted
         writer.write(b"1")
     with pytest.raises(KeyboardInterrupt):
         group.pool(lambda event: handling.set()).run()
-    until(lambda: not living_since(before), "the worker ends", seconds=30)
+    until(lambda: not living_since(before), "the worker ends")
 
 
 def closing(pool: rg.ReaderPool[bytes]) -> Callable[[], bool]:

@@ -1116,7 +1116,7 @@ def test_a_pool_hears_in_an_outage_that_it_is_stopped_although_it_has_a_dead_let
         store.unavailable = True
         raise Fault
 
-    with FailingStore(open_store("memory://")) as store, rg.Client(store) as client:
+    with FailingStore(open_store("memory://")) as store, rg.Client(store, timeout=10 * PATIENCE_SECONDS) as client:
         for stream in (STREAM, DEAD):
             client.streams.create(stream)
         one_key(client, 1)
@@ -1124,7 +1124,7 @@ def test_a_pool_hears_in_an_outage_that_it_is_stopped_although_it_has_a_dead_let
         running = InThread(pool.run)
         assert asked.wait(PATIENCE_SECONDS)
         pool.stop()
-        running.join(15.0)
+        running.join()
         store.unavailable = False
 
 
@@ -1370,7 +1370,7 @@ def test_a_program_without_a_guard_is_told_what_is_missing(group: rg.ReaderGroup
     script.write_text(
         f"import readergroup as rg\nrg.connect({url!r}).groups.get('billing').pool(print, workers='process').run()\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 1
     assert "WorkerError" in done.stderr
     assert "if __name__ == '__main__'" in done.stderr
@@ -1391,7 +1391,12 @@ if __name__ == "__main__":
     (package / "__main__.py").write_text(program)
     arguments = {"-c": ["-c", program], "-": ["-"], "-m": ["-m", "program"]}[way]
     done = subprocess.run(
-        [sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=60, cwd=tmp_path
+        [sys.executable, *arguments],
+        input=program,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        cwd=tmp_path,
     )
     assert done.returncode == 1
     assert "InvalidArgumentError: worker processes cannot load what a notebook" in done.stderr
