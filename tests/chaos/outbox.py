@@ -95,7 +95,7 @@ def connect_to(database: str, place: str) -> Any:
         connection = sqlite3.connect(place, timeout=30)
         connection.execute("PRAGMA journal_mode = WAL")
         return connection
-    return psycopg.connect(place, connect_timeout=10)
+    return psycopg.connect(place, connect_timeout=60)  # longer than a busy machine takes to accept
 
 
 def write(number: int, seed: int, database: str, place: str, url: str, given_up: Any) -> None:
