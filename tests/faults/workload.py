@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import readergroup as rg
 from synchronizer.threads.background import BackgroundThread
-from tests.waiting import CallInThread, until
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 STREAM: Final = "shop/orders"
 #: Longer than any fault lasts: nobody is evicted, and no lock is lost.
@@ -34,7 +34,7 @@ class Activity:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(60.0)
+        self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive(), f"{self.name} does not end"
 
     def _run(self) -> None:
@@ -209,7 +209,6 @@ class Workload:
         until(
             lambda: self.raw_errors() or all(each.steps >= steps[each.name] + 2 for each in self.activities),
             "two steps more of all",
-            seconds=60.0,
         )
 
     def raw_errors(self) -> Mapping[str, BaseException]:
@@ -225,7 +224,6 @@ class Workload:
         until(
             lambda: self._threads <= self.background_threads(),
             f"{self._threads - self.background_threads()} live after {fault}",
-            seconds=60.0,
         )
         assert self.processor.error is None, fault
 
@@ -234,14 +232,14 @@ class Workload:
         for activity in self.activities:
             if activity.name != "reads":
                 activity.stop()
-        until(lambda: self.raw_errors() or self.written <= self.read, "all events read", seconds=60.0)
-        until(lambda: self.written <= self.handled_by_pool, "all events handled by the pool", seconds=60.0)
-        until(lambda: self.queued <= self.handled, "all jobs handled", seconds=60.0)
+        until(lambda: self.raw_errors() or self.written <= self.read, "all events read")
+        until(lambda: self.written <= self.handled_by_pool, "all events handled by the pool")
+        until(lambda: self.queued <= self.handled, "all jobs handled")
         self._check_record()
         self.check()
         value = self.client.counter("total").value
         assert self.added <= value <= self.added + self.maybe_added
-        until(lambda: value in self.heard, "the last change was told", seconds=60.0)
+        until(lambda: value in self.heard, "the last change was told")
 
     def _check_record(self) -> None:
         """Each change of the readers is recorded once, up to the last."""
