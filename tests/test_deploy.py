@@ -12,7 +12,6 @@ import sqlite3
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -322,7 +321,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 def test_the_configuration_of_the_nodes_makes_a_cluster_that_serves_the_printed_address(cluster: Nodes) -> None:
     with _opened(cluster.url) as client:
         assert list(client.streams.list()) == [STREAM]
-    assert cluster.names_of_members() == set(nodes())
+    until(lambda: cluster.names_of_members() == set(nodes()), "each node has a route")
 
 
 def test_clients_of_the_nodes_need_tls_and_a_password(cluster: Nodes) -> None:
@@ -400,17 +399,16 @@ def test_the_script_makes_certificates_that_nodes_and_clients_accept(tmp_path: P
 @contextmanager
 def _opened(url: str) -> Iterator[rg.Client]:
     """A client, as soon as the nodes have found each other."""
-    pause = threading.Event()
-    for _ in range(600):
-        try:
-            client = rg.connect(url)
-        except (rg.StoreUnavailableError, rg.UnsupportedError):
-            pause.wait(0.05)
-        else:
-            with client:
-                yield client
-            return
-    raise AssertionError("the nodes do not become a cluster")
+    found: list[rg.Client] = []
+
+    def is_there() -> bool:
+        with suppress(rg.StoreUnavailableError, rg.UnsupportedError):
+            found.append(rg.connect(url))
+        return bool(found)
+
+    until(is_there, "the nodes become a cluster")
+    with found[0] as client:
+        yield client
 
 
 def test_the_tests_run_on_nodes_that_sync_as_the_configuration_says() -> None:
