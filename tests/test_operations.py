@@ -118,7 +118,7 @@ def test_the_backup_of_nats_gives_up_where_no_server_answers(verb: str, tmp_path
 
 def test_a_backup_of_nats_without_its_right_names_the_right(tmp_path: Path) -> None:
     program = (ROOT / "deploy" / "nats_backup.py").read_text()
-    (tmp_path / "nats_backup.py").write_text(program.replace("_SECONDS = 30.0", "_SECONDS = 1.0"))
+    (tmp_path / "nats_backup.py").write_text(program.replace("_SECONDS = 30.0", "_SECONDS = 5.0"))
     users = 'authorization { users: [{ user: shop, password: secret, permissions: { publish: ["readergroup.>"] } }] }'
     with _servers() as servers:
         server = servers.enter_context(NatsServer(settings=[users], credentials="shop:secret"))
