@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
 
+from tests.waiting import PATIENCE_SECONDS
+
 
 def install(target: Path, name: str, *, stores: Mapping[str, str], modules: Mapping[str, str]) -> Path:
     """Install a distribution with these modules and stores (scheme to entry point) into ``target``, and return it.
@@ -53,7 +55,7 @@ def install_sample(target: Path, project: Path) -> Path:
         modules={module.removesuffix(".py"): (project / module).read_text() for module in modules},
     )
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, timeout=100)
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, timeout=PATIENCE_SECONDS)
     wheel.unlink()
     return target
 

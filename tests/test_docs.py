@@ -12,6 +12,7 @@ import pytest
 
 from tests.places import DOCS, ROOT
 from tests.seeds import some_and_broad
+from tests.waiting import PATIENCE_SECONDS
 
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 #: What runs in the tests of Spark.
@@ -42,7 +43,12 @@ def test_python_blocks_run_as_printed(page: Path, tmp_path: Path, request: pytes
     if "DATABASE_URL" in program.read_text():
         environment["DATABASE_URL"] = request.getfixturevalue("database_url")
     done = subprocess.run(
-        [sys.executable, program], capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        cwd=tmp_path,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     # A block of text right after one of Python is what it prints.
@@ -54,7 +60,7 @@ def test_the_programs_of_the_readme_run_again_in_the_same_folder(tmp_path: Path)
     for _ in range(2):
         for program in blocks(ROOT / "README.md"):
             done = subprocess.run(
-                [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=tmp_path
+                [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=tmp_path
             )
             assert done.returncode == 0, done.stderr
 

@@ -19,6 +19,7 @@ import notifications
 import readergroup
 import synchronizer
 from tests.places import DOCS
+from tests.waiting import PATIENCE_SECONDS
 
 PACKAGES: Final = (notifications, readergroup, synchronizer)
 PAGE: Final = (DOCS / "api.md").read_text()
@@ -80,7 +81,7 @@ def test_exports_pickle_by_the_names_of_their_modules() -> None:
     exported = [getattr(readergroup, name) for name in readergroup.__all__]
     program = "import pickle, sys; print(len(pickle.load(sys.stdin.buffer)))"
     done = subprocess.run(
-        [sys.executable, "-c", program], input=pickle.dumps(exported), capture_output=True, timeout=100
+        [sys.executable, "-c", program], input=pickle.dumps(exported), capture_output=True, timeout=PATIENCE_SECONDS
     )
     assert (done.stdout.strip(), done.stderr) == (str(len(exported)).encode(), b"")
 
@@ -100,7 +101,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert len(found) == 8 and all(each == found[0] for each in found)
 """
-    subprocess.run([sys.executable, "-c", program], timeout=100, check=True)
+    subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_SECONDS, check=True)
 
 
 @each_package
@@ -132,5 +133,7 @@ def test_a_submodule_can_be_imported_as_before(module: str) -> None:
 @each_package
 def test_a_star_import_brings_the_exported_names(package: ModuleType) -> None:
     program = f"from {package.__name__} import *; print(*sorted(name for name in globals() if name[:2] != '__'))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     assert done.stdout.split() == sorted(package.__all__)

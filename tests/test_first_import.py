@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 import readergroup as rg
+from tests.waiting import PATIENCE_SECONDS
 
 #: The dependencies, those of the extras included, and modules of Python that take long to load.
 WATCHED: Final = (
@@ -66,7 +67,12 @@ except SystemExit:
 print(*sorted(set({WATCHED!r}) & (set(sys.modules) - before)), file=sys.stderr)
 """
     done = subprocess.run(
-        [sys.executable, "-c", counted], capture_output=True, text=True, timeout=100, check=False, cwd=str(folder)
+        [sys.executable, "-c", counted],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+        cwd=str(folder),
     )
     assert done.returncode == 0, done.stderr
     return done.stderr.splitlines()[-1].split()
@@ -119,7 +125,9 @@ print(len(handled), *elsewhere)
 
 def test_no_background_thread_of_a_pool_loads_a_module() -> None:
     """It could not raise in a call of the application if it has no file descriptor to read the module with."""
-    done = subprocess.run([sys.executable, "-c", RETRY], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", RETRY], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
 
 
@@ -139,7 +147,7 @@ client = rg.connect("sqlite:///x.db")
 with client.writer("shop/orders") as writer:
     writer.write(b"from there")
 with client.groups.get("billing").reader() as reader:
-    assert reader.read_batch(10, timeout=60).data[0] == b"from here"
+    assert reader.read_batch(10, timeout=300).data[0] == b"from here"
 damaged = bytearray(block.encode_block([b"x"], written_at=1, writer_id=bytes(16), first_number=1))
 damaged[-9] ^= 1
 try:
@@ -187,7 +195,9 @@ import importlib.metadata
 importlib.metadata.distributions = lambda: exit("searched")
 {command("stream list")}
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -206,7 +216,9 @@ try:
 except SystemExit:
     print(collections() - before, gc.get_freeze_count(), len(gc.get_objects()))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=tmp_path
+    )
     collections, frozen, others = map(int, done.stdout.splitlines()[-1].split())
     assert collections == 0 and frozen > 10 * others
 

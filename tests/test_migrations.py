@@ -16,7 +16,7 @@ import readergroup as rg
 from readergroup.sinks import SqlSink
 from tests.places import DOCS
 from tests.readergroup.outbox.databases import WAYS
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 SINK = DOCS / "howto" / "write-to-a-database.md"
 OUTBOX = DOCS / "howto" / "publish-events-with-your-rows.md"
@@ -56,7 +56,7 @@ def test_a_migration_of_the_page_makes_the_tables(
     page: Path, beginning: str, run: Callable[[str, str], None], database_url: str
 ) -> None:
     command = [sys.executable, "-m", "readergroup.cli", *DDL[page]]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True).stdout
     statements = [each.strip() for each in printed.split(";\n") if each.strip()]
     (block,) = re.findall(rf"^    {beginning}.*\n(?:     .*\n)+", page.read_text(), re.MULTILINE)
     migration = textwrap.dedent(block)

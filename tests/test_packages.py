@@ -13,6 +13,7 @@ import pytest
 import notifications
 import readergroup
 import synchronizer
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize("package", [notifications, readergroup, synchronizer], ids=lambda package: package.__name__)
@@ -33,4 +34,4 @@ def test_spark_finds_a_module_for_each_format(name: str) -> None:
 
 def test_without_pyarrow_the_modules_leave_the_sources_of_others_alone() -> None:
     program = "import sys; sys.modules['pyarrow'] = None; import pyspark_readergroup, pyspark_readergroup_notifications"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SECONDS)

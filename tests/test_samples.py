@@ -12,6 +12,7 @@ import pytest
 
 from tests.places import SAMPLES
 from tests.seeds import some_and_broad
+from tests.waiting import PATIENCE_SECONDS
 
 #: What each sample prints when what it shows holds.
 PROMISES = {
@@ -49,7 +50,9 @@ def test_sample(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(SAMPLES / f"{name}.py"), str(tmp_path)]
     # Spawned workers import the sample's functions from its own folder.
     environment = {**os.environ, "PYTHONPATH": str(SAMPLES)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=tmp_path, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert PROMISES[name] in done.stdout
 

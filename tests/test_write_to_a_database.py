@@ -57,7 +57,7 @@ def test_the_printed_statements_create_the_tables(kind: str, tmp_path: Path, req
             return psycopg.connect(url)
 
     run = [sys.executable, "-m", "readergroup.cli", *arguments]
-    printed = subprocess.run(run, capture_output=True, text=True, timeout=100, check=True).stdout
+    printed = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True).stdout
     connection = connect()
     if kind == "sqlite":
         connection.executescript(printed)
