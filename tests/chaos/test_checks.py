@@ -11,7 +11,7 @@ from readergroup.group.model.state import ReaderGroupState
 from readergroup.group.model.updates import AddReader, CompleteSegment, ReassignSegment, RemoveReader
 from readergroup.streams.config import SegmentId
 from synchronizer import Revision, Transition, Update
-from tests.chaos.checks import quiet_seconds, takeovers, violations
+from tests.chaos.checks import quiet_seconds, store_recovers, takeovers, violations
 from tests.chaos.diaries import Diary, Interval
 from tests.chaos.evidence import RECOVERY_SECONDS, Befallen, Cut, Entry, Evidence, Happened, Process, Stored, Truncation
 from tests.chaos.plan import CONCURRENCY
@@ -468,6 +468,20 @@ def test_a_takeover_may_be_late_while_the_store_may_recover() -> None:
     run.evidence.kind = "postgresql"
     run.evidence.befallen = [Befallen("restarted", 3.1, 3.2, 3.3)]
     assert violations(run.evidence) == []
+
+
+def test_a_store_may_recover_late_by_the_time_for_which_all_readers_stood_still() -> None:
+    run = store_that_stays_away()
+    (fault,) = run.evidence.befallen
+    run.evidence.befallen = [fault._replace(begun=1.5, healed=1.6, answered=fault.answered + 1.5)]
+    run.evidence.happened = []
+    run.diary("one").joined_at = run.diary("two").joined_at = 1.0
+    run.diary("one").ended_at = run.diary("two").ended_at = None
+    assert [*store_recovers(run.evidence)] != []
+    run.diary("one").stalls.append(Interval(3.0, 3.5))
+    assert [*store_recovers(run.evidence)] != []
+    run.diary("two").stalls.append(Interval(3.0, 3.3))
+    assert [*store_recovers(run.evidence)] == []
 
 
 def test_where_others_take_over_from_a_node_recovery_counts_from_its_end() -> None:
