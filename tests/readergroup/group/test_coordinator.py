@@ -237,6 +237,7 @@ def test_a_reader_in_a_long_handler_gives_way_when_it_is_done(world: World) -> N
         joining = other.groups.get("billing").reader("r2")
         assert joining.read(timeout=0.3) is None
         assert event is not None
+        until(lambda: reader._member.has_news, "its process has heard of the other one")
         reader.read(timeout=LONG)
         assert joining.read(timeout=LONG) is not None
 
