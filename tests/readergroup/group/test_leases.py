@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import readergroup as rg
+from readergroup.group import member
 from readergroup.group import updater as group_updater
 from readergroup.group.member import LEAVE_SECONDS
 from readergroup.group.model.state import ReaderState
@@ -19,7 +20,7 @@ from synchronizer.liveness.lease import CONTACT, Lease, LeaseObserver, lease_att
 from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, raises, take
 from tests.servers.proxy import TcpProxy
-from tests.waiting import CallInThread, until
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 TIMEOUT = 10.0
@@ -114,7 +115,10 @@ def test_a_reader_that_is_closed_right_after_an_outage_leaves_its_group(world: W
     assert not world.state.readers
 
 
-def test_a_reader_that_is_closed_at_the_end_of_an_outage_leaves_its_group(world: World) -> None:
+def test_a_reader_that_is_closed_at_the_end_of_an_outage_leaves_its_group(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "LEAVE_SECONDS", PATIENCE_SECONDS)
     world.group.configure(reader_timeout_seconds=1.5)
     refused = Counter[bool]()
 
@@ -179,7 +183,10 @@ def test_a_reader_that_has_joined_since_the_outage_leaves_its_group(world: World
 
 
 @pytest.mark.stores("postgresql")
-def test_a_reader_that_is_closed_right_after_an_outage_of_a_server_leaves_its_group(store_url: str) -> None:
+def test_a_reader_that_is_closed_right_after_an_outage_of_a_server_leaves_its_group(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "LEAVE_SECONDS", PATIENCE_SECONDS)
     port = urlsplit(store_url).port
     assert port is not None
     with rg.connect(store_url) as admin, TcpProxy(port) as proxy:
