@@ -68,6 +68,12 @@ def stored(client: rg.Client, stream: str) -> list[rg.Event[bytes]]:
     return [event for part in client.batch.segment_ranges(stream) for event in client.batch.read(part)]
 
 
+def hold_back_until(is_time: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no pool return an event that waits before it is time, however long that takes."""
+    step = Returning.step
+    monkeypatch.setattr(Returning, "step", lambda returning: step(returning) if is_time() else 0.02)
+
+
 class Running:
     """A pool that runs in a thread of its own."""
 
@@ -609,11 +615,16 @@ def test_a_handler_that_fails_after_its_group_was_deleted_leaves_nothing(client:
     assert summary(client.store, GROUP).events == 0
 
 
-def test_events_wait_on_while_the_group_does_not_read_the_stream_of_retries(client: rg.Client) -> None:
+def test_events_wait_on_while_the_group_does_not_read_the_stream_of_retries(
+    client: rg.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = set_up(client, 3)
+    are_all_waiting = threading.Event()
+    hold_back_until(are_all_waiting.is_set, monkeypatch)
     with Running(group.pool(always_fails, retry=policy(0.3))):
         until(lambda: summary(client.store, GROUP).events == 3, "all wait")
         group.configure(streams=[ORDERS])
+    are_all_waiting.set()
     returning = Returning(client, group, policy(0.3))
 
     def refused() -> bool:
@@ -633,18 +644,23 @@ def test_events_wait_on_while_the_group_does_not_read_the_stream_of_retries(clie
     assert summary(client.store, GROUP).events == 0
 
 
-def test_a_stream_that_is_no_longer_read_has_its_events_retried(client: rg.Client) -> None:
+def test_a_stream_that_is_no_longer_read_has_its_events_retried(
+    client: rg.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = set_up(client, 3)
     handled: list[rg.Event[bytes]] = []
+    are_all_waiting = threading.Event()
+    hold_back_until(are_all_waiting.is_set, monkeypatch)
 
     def handle(event: rg.Event[bytes]) -> None:
         if rg.RETRY_OF not in event.headers:
             raise ValueError("not yet")
         handled.append(event)
 
-    with Running(group.pool(handle, retry=policy(1.5))):
+    with Running(group.pool(handle, retry=policy(0.3))):
         until(lambda: summary(client.store, GROUP).events == 3, "all wait")
         group.configure(streams=[RETRIES])
+        are_all_waiting.set()
         until(lambda: len(handled) == 3, "all are retried")
 
 
