@@ -28,6 +28,12 @@ def policy_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.endswith(" policies")]
 
 
+@pytest.fixture(autouse=True)
+def no_thread_of_another_test_is_left() -> None:
+    gc.collect()
+    until(lambda: not policy_threads(), "the threads of other tests end")
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """A stream that has more than its policy allows, because the process that set the policy is gone."""
@@ -47,16 +53,15 @@ def start_of(looking: rg.Client) -> int:
 
 
 def test_another_process_that_only_has_the_store_open_trims_a_stream_that_nobody_uses(url: str) -> None:
-    with (
-        rg.connect(url, clock=ManualClock()) as looking,  # which applies nothing itself
-        subprocess.Popen([sys.executable, "-c", OPEN, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
-    ):
-        assert process.stdin is not None and process.stdout is not None
-        assert STREAM in process.stdout.readline().decode()
+    command = [sys.executable, "-c", OPEN, url]
+    with rg.connect(url, clock=ManualClock()) as looking:  # which applies nothing itself
         assert start_of(looking) == 0
-        until(lambda: start_of(looking) > 0, "the stream is trimmed")
-        process.stdin.close()
-        assert process.wait(PATIENCE_SECONDS) == 0
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
+            assert STREAM in process.stdout.readline().decode()
+            until(lambda: start_of(looking) > 0, "the stream is trimmed")
+            process.stdin.close()
+            assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_client_that_only_has_a_group_open_trims_a_stream_that_nobody_uses(
