@@ -63,7 +63,9 @@ def test_no_event_of_a_killed_writer_is_behind_the_watermark(shared_store_url: s
             started.append(connection)
         begun = datetime.now(UTC)
         client.streams.scale(STREAM, split=[0])
-        until(lambda: look() > begun, "a watermark after the scale")
+        until(
+            lambda: look() > begun and "victim" in seen, "a watermark after the scale, and what is written until then"
+        )
         kill(process)
         killed = datetime.now(UTC)
         until(lambda: look() > killed, "a watermark after the kill")
