@@ -95,7 +95,7 @@ def test_the_timeout_of_a_call_begins_before_it_has_a_thread(monkeypatch: pytest
                         begun = loop.time()
                         with pytest.raises(rg.DeadlineExceededError, match="this one was not begun"):
                             await call  # type: ignore[misc]
-                        assert loop.time() - begun < 5.0
+                        assert loop.time() - begun < 100.0  # the others have ten times as much
                     opening = asyncio.create_task(client.writer(STREAM, timeout=100)._open())
                     locking = asyncio.create_task(hold(client, "lock"))
                     monkeypatch.setattr(client.streams._wrapped, "info", info)
