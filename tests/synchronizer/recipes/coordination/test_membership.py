@@ -200,8 +200,11 @@ def test_a_listener_that_raises_stops_no_other(world: World, caplog: pytest.LogC
 
 
 def test_the_threads_begin_with_joining_and_end_with_leaving(world: World) -> None:
+    before = {*threading.enumerate()}  # those of another test may be about to end
+
     def threads() -> set[str]:
-        return {thread.name for thread in threading.enumerate() if thread.name.startswith("membership/fleet")}
+        new = {*threading.enumerate()} - before
+        return {thread.name for thread in new if thread.name.startswith("membership/fleet")}
 
     membership = Membership(world.store(), "fleet", "a", clock=SystemClock())
     assert threads() == set()
