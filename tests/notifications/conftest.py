@@ -6,6 +6,7 @@ import pytest
 
 from synchronizer import ManualClock, SegmentStore, StateSynchronizer, open_store
 from tests.notifications.counting import Counter, CountNotifier, counter
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -35,6 +36,13 @@ def notifier(visits: StateSynchronizer[Counter]) -> Iterator[CountNotifier]:
     """One that runs in the background. The interval is so long that only the store can wake it in time."""
     with CountNotifier(visits, interval_seconds=60) as notifier:
         yield notifier
+
+
+@pytest.fixture
+def patient_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a close waits for it waits for as long as a test does, however busy the machine is."""
+    for module in ("notifier", "durable"):
+        monkeypatch.setattr(f"notifications.{module}.CLOSE_TIMEOUT_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture
