@@ -35,7 +35,7 @@ from synchronizer.testing import FailingStore, InstantClock
 from synchronizer.threads.batching import Call
 from tests.interrupts import interrupts
 from tests.synchronizer.accounts import LONG, Barrier, LateStore, answer, just_before, threads
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 SEGMENT = "queue/jobs"
 
@@ -279,7 +279,7 @@ def test_a_forked_child_is_refused_whatever_was_going_on(store: LateStore) -> No
         assert held.wait(20)
         child = os.fork()
         if not child:
-            signal.alarm(5)
+            signal.alarm(int(PATIENCE_SECONDS))
             with suppress(ClosedError):
                 jobs.add(b"child", timeout=0.0)
                 os._exit(1)
