@@ -282,7 +282,7 @@ class _Link:
         while data := await _next(late, self._faults.answers_pass):
             if self._loses_next_answer:
                 self._faults.lost += 1
-                self.reset()
+                _reset(self._client[1])  # and the server gets all of the request
                 return
             self._client[1].write(data if self._faults.damage is None else self._faults.damage(data))
             await self._client[1].drain()
