@@ -269,7 +269,7 @@ def test_stores_that_threads_close_at_once_and_twice_are_closed_when_each_call_r
 
 
 def test_a_store_whose_server_is_frozen_and_takes_no_more_data_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nats_connection, "_PING_SECONDS", 0.3)
+    monkeypatch.setattr(nats_connection, "_PING_SECONDS", PATIENCE_SECONDS)  # so that it is not found dead before
     with NatsServer() as server, NatsServer() as other:
         with NatsStore(server.url) as store, NatsStore(other.url):  # which keeps the loop
             server.pause()
@@ -282,6 +282,7 @@ def test_a_store_whose_server_is_frozen_and_takes_no_more_data_is_closed(monkeyp
                 loop_of(store).call_soon_threadsafe(loop_has_sent.set)
                 assert loop_has_sent.wait(PATIENCE_SECONDS)
             socket = transport.get_extra_info("socket")
+            monkeypatch.setattr(nats_connection, "_PING_SECONDS", 0.3)
             store.close()
             until(lambda: socket.fileno() == -1, "the socket is closed")
             server.resume()
@@ -289,7 +290,7 @@ def test_a_store_whose_server_is_frozen_and_takes_no_more_data_is_closed(monkeyp
 
 def test_a_lock_that_is_held_keeps_its_store_open(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_lock, "_TICKET_SECONDS", 3600)
-    with open_store(nats_url).fair_lock("s", 5.0) as is_held, open_store(nats_url) as other:
+    with open_store(nats_url).fair_lock("s", PATIENCE_SECONDS) as is_held, open_store(nats_url) as other:
         assert is_held
         gc.collect()
         with other.fair_lock("s", 0.0) as is_other_held:
@@ -386,8 +387,8 @@ fair_lock._TICKET_SECONDS = 3600
 store = open_store(sys.argv[1])
 store.create("s")
 connection = store._connection
-lock = store.fair_lock("s", 5)
-lock.__enter__()
+lock = store.fair_lock("s", 300)
+assert lock.__enter__()
 me = connection._client.client_id
 for number in range(8):
     pid = os.fork()
