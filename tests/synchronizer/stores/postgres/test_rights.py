@@ -139,7 +139,9 @@ def test_a_role_that_may_not_connect_is_told_so(server: PostgresServer) -> None:
 class TestTooManyConnections:
     def test_of_the_server(self, server: PostgresServer) -> None:
         taken: list[psycopg.Connection] = []
-        with administrator(server):
+        with administrator(server) as connection:
+            others = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            until(lambda: not connection.execute(others).fetchall(), "the end of the sessions of the tests before")
             try:
                 with suppress(psycopg.OperationalError):
                     while True:
