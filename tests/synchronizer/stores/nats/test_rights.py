@@ -173,7 +173,7 @@ def test_reads_that_are_refused_at_the_same_time_all_name_the_right(changeable: 
 
 def test_a_server_that_is_slow_to_refuse_is_waited_for() -> None:
     with slow_server() as url, pytest.raises(StorePermissionError, match=r"may not subscribe to '_INBOX\.>'"):
-        open_store(f"{url}?timeout_seconds=10")
+        open_store(f"{url}?timeout_seconds={LONG}")
 
 
 @contextmanager
