@@ -32,6 +32,7 @@ def test_clients_of_one_store_share_them(store_url: str) -> None:
 
 def test_they_and_their_listeners_end_with_the_client(store_url: str) -> None:
     client = rg.connect(store_url)
+    before = {*threading.enumerate()}  # those of other tests, too, which may end at any time
     prices, names, config = (
         client.shared_map("shop", int),
         client.shared_set("shop", str),
@@ -39,7 +40,7 @@ def test_they_and_their_listeners_end_with_the_client(store_url: str) -> None:
     )
     for shared in (prices, names, config):
         shared.register_listener(print)
-    started = [thread for thread in threading.enumerate() if thread.name.startswith("updates of ")]
+    started = [each for each in {*threading.enumerate()} - before if each.name.startswith("updates of ")]
     assert len(started) == 3
     client.close()
     until(lambda: not any(thread.is_alive() for thread in started), "the threads have ended")
