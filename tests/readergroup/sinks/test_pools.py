@@ -24,7 +24,7 @@ from tests.readergroup.sinks.conftest import STREAM, write
 from tests.readergroup.sinks.databases import ASYNCHRONOUS, ApplicationDatabase
 from tests.seeds import some_and_broad
 from tests.servers.postgres import GUARDED_ROLE
-from tests.waiting import CallInThread, until
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 #: The connections of a pool belong to the loop that opens it, and a worker has its own.
 ON_ANY_LOOP = [kind for kind in ASYNCHRONOUS if kind != "psycopg-async-pool"]
@@ -189,7 +189,9 @@ def test_an_asynchronous_database_that_refuses_the_connection_ends_the_pool(
 def test_why_a_pool_of_psycopg_cannot_connect_is_raised(database_url: str, client: rg.Client) -> None:
     write(client, 1)
     group = client.groups.create("billing", streams=[STREAM])
-    options: Any = {"conninfo": f"{database_url}?dbname=nowhere", "min_size": 1, "timeout": 0.5}
+    # Without a timeout of its own, a connection that a busy machine makes in some seconds is given up.
+    slowly = {"connect_timeout": round(PATIENCE_SECONDS)}
+    options: Any = {"conninfo": f"{database_url}?dbname=nowhere", "min_size": 1, "timeout": 0.5, "kwargs": slowly}
 
     async def lend() -> None:
         async with AsyncConnectionPool(**options) as pool:
