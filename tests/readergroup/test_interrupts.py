@@ -170,12 +170,10 @@ def test_an_interrupted_commit_can_be_repeated_until_the_events_are_stored_or_ne
 
 
 def read_all(client: rg.Client) -> list[object]:
+    client.streams.seal("shop/orders")
     group = client.groups.create("all", streams=["shop/orders"])
     with group.reader("reader", serializer=rg.JsonSerializer()) as reader:
-        events = []
-        while (event := reader.read(timeout=1.0)) is not None:
-            events.append(event.data)
-        return events
+        return [event.data for event in reader]
 
 
 @FEW_OR_MORE
