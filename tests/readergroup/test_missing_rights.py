@@ -12,7 +12,7 @@ import readergroup as rg
 from synchronizer import open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.test_one_failure import CALLS, STREAM, World
-from tests.waiting import CallInThread, until
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 #: They wait for the store as for events. The second has no timeout.
 WAIT_FOR_THE_RIGHT = ("Reader.read", "ReaderPool.run")
@@ -41,7 +41,7 @@ def client(store: FailingStore) -> Iterator[rg.Client]:
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in WAIT_FOR_THE_RIGHT])
 def test_a_call_ends_at_once(name: str, store: FailingStore) -> None:
-    with rg.Client(store, timeout=5.0) as client:
+    with rg.Client(store, timeout=PATIENCE_SECONDS) as client:
         act = CALLS[name](World(client))
         store.before = refuse
         try:
@@ -224,7 +224,7 @@ def test_a_transaction_that_may_not_be_merged_is_merged_by_the_same_call_later(
 def test_a_committed_position_is_refused_as_such(store: FailingStore, client: rg.Client) -> None:
     world = World(client)
     with world.group.reader("r1", auto_commit=False) as reader:
-        assert reader.read(timeout=5) is not None
+        assert reader.read(timeout=60) is not None
         store.before = refuse_appends
         with pytest.raises(rg.StorePermissionError):
             reader.commit()

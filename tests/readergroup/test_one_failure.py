@@ -147,7 +147,7 @@ def _set_aside(world: World) -> None:
     retries = rg.Retries(attempts=1, first_delay_seconds=0)
     with world.client.event_processor("mail", fail, retries=retries, set_aside=True) as processor:
         processor.add(b"x")
-        processor.drain(timeout=10)
+        processor.drain(timeout=PATIENCE_SECONDS)
 
 
 def _queue_letters(world: World) -> rg.DeadLetters:
@@ -187,7 +187,7 @@ def _election(world: World) -> rg.LeaderElection:
 def _lock(world: World) -> object:
     with world.client.lock("door") as held:
         held.check()
-    with world.client.lock("door", timeout=5):
+    with world.client.lock("door", timeout=PATIENCE_SECONDS):
         return True
 
 
@@ -256,7 +256,7 @@ def _read(world: World) -> Callable[[], object]:
     reader = world.reader()
 
     def read() -> object:
-        event = reader.read(timeout=5)
+        event = reader.read(timeout=PATIENCE_SECONDS)
         return None if event is None else event.data
 
     return read
@@ -264,7 +264,7 @@ def _read(world: World) -> Callable[[], object]:
 
 def _commit(world: World) -> Callable[[], object]:
     reader = world.group.reader("r1", auto_commit=False)
-    assert reader.read(timeout=5) is not None
+    assert reader.read(timeout=PATIENCE_SECONDS) is not None
 
     def commit() -> object:
         reader.commit()
@@ -295,7 +295,7 @@ def _waiting(outbox: rg.Outbox[bytes]) -> object:
 
 def _relayed(outbox: rg.Outbox[bytes]) -> object:
     with outbox.relay() as relay:
-        until(lambda: relay.events_moved == 1, seconds=30)
+        until(lambda: relay.events_moved == 1)
     return outbox.lag().events
 
 
@@ -440,13 +440,15 @@ CALLS: Final[Mapping[str, Call]] = {
     "Membership.leave": _with(
         lambda w: (found := _member(w), found.join())[0], lambda member: (member.leave(), member.members())
     ),
-    "LeaderElection.campaign": _with(_election, lambda election: (election.campaign(timeout=5), election.leader())),
+    "LeaderElection.campaign": _with(
+        _election, lambda election: (election.campaign(timeout=PATIENCE_SECONDS), election.leader())
+    ),
     "LeaderElection.leader": _with(_election, lambda election: election.leader()),
     "LeaderElection.resign": _with(
-        lambda w: (found := _election(w), found.campaign(timeout=5))[0],
+        lambda w: (found := _election(w), found.campaign(timeout=PATIENCE_SECONDS))[0],
         lambda election: (election.resign(), election.leader()),
     ),
-    "Barrier.wait": _with(_barrier, lambda barrier: barrier.wait(timeout=5)),
+    "Barrier.wait": _with(_barrier, lambda barrier: barrier.wait(timeout=PATIENCE_SECONDS)),
     "Barrier.n_waiting": _with(_barrier, lambda barrier: barrier.n_waiting),
     "Barrier.reset": _with(_barrier, lambda barrier: (barrier.reset(), barrier.n_waiting)),
     "StateSynchronizer.update_state": _with(_state, lambda s: s.update_state(lambda _: [Raise(by=1)]).value),
@@ -468,7 +470,9 @@ CALLS: Final[Mapping[str, Call]] = {
     "NotificationRecord.range": _ask(lambda w: w.group.notification_record.range()),
     "NotificationRecord.read": _ask(lambda w: list(w.group.notification_record.read())),
     "EventProcessor.add": _with(_processor, lambda p: (p.add(b"x"), p.join(0))),
-    "EventProcessor.drain": _with(_processor, lambda p: (p.add(b"x"), p.drain(timeout=10), p.processed_events)),
+    "EventProcessor.drain": _with(
+        _processor, lambda p: (p.add(b"x"), p.drain(timeout=PATIENCE_SECONDS), p.processed_events)
+    ),
     "Outbox.lag": _with(_outbox, _waiting),
     "Outbox.relay": _with(_outbox, _relayed),
     "Outbox.stuck_notifier": _with(_outbox, lambda outbox: outbox.stuck_notifier is not None),
@@ -579,7 +583,7 @@ def _failures(call: Call, arm: Callable[[FailingStore, Operation], None]) -> Ite
                     failed = True
                     arm(store, operation)
 
-        with rg.Client(store, timeout=5.0) as client:
+        with rg.Client(store, timeout=PATIENCE_SECONDS) as client:
             act = call(World(client))
             store.before = fail
             try:
@@ -658,7 +662,7 @@ def test_a_call_under_asyncio_is_repeated_as_well(ask: Callable[[aio.Client], Aw
                 raise rg.StoreUnavailableError("away")
 
         async def run(store: FailingStore = store, fail: Callable[[Operation], None] = fail) -> object:
-            async with aio.Client(store, timeout=5.0) as client:
+            async with aio.Client(store, timeout=PATIENCE_SECONDS) as client:
                 store.before = fail
                 try:
                     return await ask(client)
@@ -688,7 +692,7 @@ OUTAGE_SECONDS: Final = 2.0
 def test_the_answer_is_the_same_if_the_store_is_away_for_two_seconds(store_url: str, name: str) -> None:
     with rg.connect("memory://") as client:
         expected = CALLS[name](World(client))()
-    with open_store(store_url) as opened, rg.Client(store := FailingStore(opened), timeout=20.0) as client:
+    with open_store(store_url) as opened, rg.Client(store := FailingStore(opened), timeout=PATIENCE_SECONDS) as client:
         act = CALLS[name](World(client))
         back = threading.Timer(OUTAGE_SECONDS, lambda: setattr(store, "unavailable", False))
         store.unavailable = True
