@@ -20,7 +20,7 @@ from readergroup.scaling.worker import Worker
 from readergroup.testing import failing_store, manual_clock, reader_group_client, second_client, two_replicas  # noqa: F401
 from synchronizer.stores.memory import MemoryStore
 from tests.places import ROOT
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 STREAM = "shop/orders"
 
@@ -778,7 +778,7 @@ def test_clients_for_asyncio_need_no_plugin_and_work_with_each(tmp_path: Path, m
     alone = (
         ["-p", "no:asyncio"] if mark == "anyio" else []
     )  # FastAPI brings anyio, so its plugin is there with the other
-    done = subprocess.run([*command, *alone], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    done = subprocess.run([*command, *alone], capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed" in done.stdout
 
@@ -793,14 +793,16 @@ def test_the_tests_of_the_page_pass_as_printed(tmp_path: Path) -> None:
     program = tmp_path / "test_page.py"
     program.write_text("\n".join(blocks))
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-W", NO_SCOPE, "-p", "no:cacheprovider"]
-    done = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    done = subprocess.run(
+        [*command, str(program)], capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{program.read_text().count('def test_')} passed" in done.stdout
 
 
 def test_an_application_runs_without_pytest() -> None:
     code = "import sys; sys.modules['pytest'] = None; import readergroup, notifications, synchronizer"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])

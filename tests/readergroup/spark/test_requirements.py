@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_SECONDS
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "msgspec"])
 def test_without_pyspark_the_import_names_the_extra(missing: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; import readergroup; import readergroup.spark"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert "UnsupportedError" in done.stderr
     assert "pip install '.[spark]'" in done.stderr
 
