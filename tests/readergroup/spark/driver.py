@@ -31,7 +31,7 @@ def start(spark: SparkSession, url: str, folder: Path, point: str = "", at: int 
     def record(batch: DataFrame, batch_id: int) -> None:
         if (point, at) == ("held", batch_id):
             (folder / "held").touch()
-            until((folder / f"batch-{batch_id}").exists, "another driver", seconds=100)
+            until((folder / f"batch-{batch_id}").exists, "another driver")
         events = batch.select("event").rdd
         if (point, at) == ("reading", batch_id):
             events = events.mapPartitions(killing(group))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +17,7 @@ import readergroup as rg
 from readergroup.spark import ProgressListener, QueryProgress
 from synchronizer import ManualClock, open_store
 from tests.readergroup.spark.streams import STREAM, write
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 def test_a_callback_and_a_reader_group_are_told_how_far_the_query_is_behind(
@@ -40,11 +39,8 @@ def test_a_callback_and_a_reader_group_are_told_how_far_the_query_is_behind(
         writer = stream.load().writeStream.format("noop").queryName("orders")
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         query = writer.start()
-        assert query.awaitTermination(100)
-        deadline = time.monotonic() + 30
-        while sum(each.events for each in heard) < 300 or not any(change.left for change in changes):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert query.awaitTermination(PATIENCE_SECONDS)
+        until(lambda: sum(each.events for each in heard) >= 300 and any(change.left for change in changes))
     finally:
         spark.streams.removeListener(listener)
     assert {(each.query_id, each.run_id, each.name) for each in heard} == {(query.id, query.runId, "orders")}
@@ -82,7 +78,7 @@ def test_rows_that_a_watermark_drops_are_reported(
             with rg.Client(open_store(url), clock=ManualClock(1e9 + 3600 * hours)) as client:
                 write(client, range(20))
             query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-            assert query.awaitTermination(100)
+            assert query.awaitTermination(PATIENCE_SECONDS)
         until(lambda: sum(each.rows_dropped_by_watermark for each in heard) > 0)
     finally:
         spark.streams.removeListener(listener)

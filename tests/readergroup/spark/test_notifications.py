@@ -21,6 +21,7 @@ from readergroup.spark import analyses, connection, notifications
 from readergroup.spark.notifications import NotificationReader, NotificationStreamReader
 from readergroup.spark.options import notification_options
 from tests.readergroup.spark.streams import STREAM, write
+from tests.waiting import PATIENCE_SECONDS
 
 ALL = ReadAllAvailable()
 Offset = dict[str, Any]
@@ -101,7 +102,7 @@ def test_a_query_hears_what_is_recorded_over_restarts(
         writer = source.option("startingOffsets", "earliest").load().writeStream
         writer = writer.foreachBatch(lambda batch, number: found.extend(rows(batch)))
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-        assert query.awaitTermination(100)
+        assert query.awaitTermination(PATIENCE_SECONDS)
         assert found == groups.rows("billing")
         groups.live("billing")
 

@@ -12,7 +12,7 @@ from readergroup.spark.options import read_options
 from readergroup.spark.stream_reading import StreamReader
 from tests.readergroup.spark.streams import STREAM, cut_of, write
 from tests.readergroup.spark.test_stream_reader import ALL, EVENT, Offset, ReadMaxBytes, batches, scaled_stream
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 Start = Callable[..., tuple[StreamReader, Offset]]
 
@@ -110,7 +110,7 @@ def test_a_query_whose_group_another_query_takes_reads_no_further_batch(
             return "another query" in str(error)
         return False
 
-    until(is_refused, "the end of the first query", seconds=30)
+    until(is_refused, "the end of the first query")
     assert again.latestOffset(at, ALL) != at
 
 
@@ -184,7 +184,7 @@ def test_a_query_passes_checkpoints_of_its_group_while_a_batch_is_read(client: r
     reader, at = start()
     middle = reader.latestOffset(at, ReadMaxBytes(500))
     end = reader.latestOffset(middle, ALL)
-    assert group.checkpoint("nightly", timeout=20).cuts[STREAM] == cut_of(middle) != cut_of(end)
+    assert group.checkpoint("nightly", timeout=PATIENCE_SECONDS).cuts[STREAM] == cut_of(middle) != cut_of(end)
 
 
 def test_the_lease_of_a_query_is_renewed_while_a_batch_is_read(client: rg.Client, start: Start) -> None:
@@ -198,4 +198,4 @@ def test_the_lease_of_a_query_is_renewed_while_a_batch_is_read(client: rg.Client
         seen.update(bytes(each) for each in group._updater.leases().values())
         return len(seen) >= 4
 
-    until(is_renewed, "three renewals", seconds=30)
+    until(is_renewed, "three renewals")

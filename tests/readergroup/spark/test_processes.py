@@ -20,7 +20,7 @@ import readergroup as rg
 from tests.readergroup.spark import driver, sink_driver
 from tests.readergroup.spark.sink_driver import SECOND_TARGET, TARGET
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 
 def command(module: str, *arguments: object) -> list[str]:
@@ -95,7 +95,7 @@ def test_killed_drivers_with_a_function_for_each_batch_are_continued_exactly(
 ) -> None:
     folder = tmp_path / "record"
     lose_readers(url, folder)
-    assert driver.start(spark, url, folder).awaitTermination(100)
+    assert driver.start(spark, url, folder).awaitTermination(PATIENCE_SECONDS)
     assert_in_order(recorded(folder), 500)
 
 
@@ -109,7 +109,7 @@ def test_drivers_that_are_killed_earlier_in_a_commit_are_continued_exactly(
 
 def assert_written_once(spark: SparkSession, url: str, folder: Path, count: int) -> None:
     """Another driver goes on to the end; both streams together have each event once, in order."""
-    assert sink_driver.start(spark, url, str(folder / "checkpoint")).awaitTermination(100)
+    assert sink_driver.start(spark, url, str(folder / "checkpoint")).awaitTermination(PATIENCE_SECONDS)
     with rg.connect(url) as client:
         ranges = [part for stream in (TARGET, SECOND_TARGET) for part in client.batch.segment_ranges(stream)]
         events = [event for part in ranges for event in client.batch.read(part)]
@@ -165,7 +165,7 @@ def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
     held = command("driver", url, folder, "held", 2)
     first = subprocess.Popen(held, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        until(lambda: (folder / "held").exists() or first.poll() is not None, "a batch of both", seconds=100)
+        until(lambda: (folder / "held").exists() or first.poll() is not None, "a batch of both")
         second = driver.start(spark, url, folder)
         try:
             second.awaitTermination(200)

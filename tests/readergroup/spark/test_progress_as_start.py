@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 import readergroup as rg
 from readergroup.spark import stop_at_end
 from tests.readergroup.spark.streams import STREAM, write
+from tests.waiting import PATIENCE_SECONDS
 
 
 def test_a_read_starts_at_the_end_of_a_query_and_a_sealed_stream_ends_it(
@@ -22,7 +23,7 @@ def test_a_read_starts_at_the_end_of_a_query_and_a_sealed_stream_ends_it(
         stream = spark.readStream.format("readergroup").options(url=url, startingOffsets=start).load(STREAM)
         writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / checkpoint))
         query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(100)
+        assert query.awaitTermination(PATIENCE_SECONDS)
         return query
 
     client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
@@ -58,7 +59,7 @@ def test_a_running_query_ends_with_its_sealed_streams(
         stop_at_end(query, client, STREAM)
     assert query.isActive
     with pytest.raises(StreamingQueryException):
-        stop_at_end(failing, client, [STREAM], timeout=100)
+        stop_at_end(failing, client, [STREAM], timeout=PATIENCE_SECONDS)
 
     def write_and_seal() -> bool:
         write(client, range(100, 150))
@@ -69,7 +70,7 @@ def test_a_running_query_ends_with_its_sealed_streams(
 
     with ThreadPoolExecutor(1) as pool:
         sealed = pool.submit(write_and_seal)
-        assert stop_at_end(query, client, [STREAM], timeout=100)
+        assert stop_at_end(query, client, [STREAM], timeout=PATIENCE_SECONDS)
         assert sealed.result()
     assert not query.isActive
     assert spark.read.parquet(str(tmp_path / "whole.parquet")).count() == 200

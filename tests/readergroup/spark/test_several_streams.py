@@ -23,7 +23,7 @@ from readergroup.spark.offsets import cuts_of, offset_of, offset_of_several
 from readergroup.spark.options import read_options
 from readergroup.spark.stream_reading import StreamReader
 from synchronizer import ManualClock, open_store
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 SCHEMA = StructType([StructField("event", BinaryType()), StructField("stream", StringType())])
 STREAMS = ("shop/orders", "shop/returns")
@@ -391,7 +391,7 @@ def test_a_query_on_a_pattern_goes_on_from_its_checkpoint_and_follows_new_stream
     def stored() -> dict[str, int]:
         return counts(spark.read.parquet(str(tmp_path / "events")))
 
-    assert start({"availableNow": True}, maxEventsPerTrigger="30").awaitTermination(100)
+    assert start({"availableNow": True}, maxEventsPerTrigger="30").awaitTermination(PATIENCE_SECONDS)
     assert stored() == dict.fromkeys(STREAMS, 100)
     spark.streams.addListener(listener)
     query = start({"processingTime": "100 milliseconds"})
@@ -410,9 +410,9 @@ def test_a_query_on_a_pattern_goes_on_from_its_checkpoint_and_follows_new_stream
     assert heard[-1].lag_bytes == 0
     client.streams.delete("shop/more")
     with pytest.raises(StreamingQueryException, match="failOnDataLoss to false.*shop/more"):
-        start({"availableNow": True}).awaitTermination(100)
+        start({"availableNow": True}).awaitTermination(PATIENCE_SECONDS)
     write(client, STREAMS[0], 120, 130)
-    assert start({"availableNow": True}, failOnDataLoss="false").awaitTermination(100)
+    assert start({"availableNow": True}, failOnDataLoss="false").awaitTermination(PATIENCE_SECONDS)
     assert stored() == {STREAMS[0]: 130, STREAMS[1]: 120, "shop/more": 20}
 
 

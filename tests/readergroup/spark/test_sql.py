@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 import readergroup as rg
 from tests.readergroup.spark.streams import STREAM, write
+from tests.waiting import PATIENCE_SECONDS
 
 
 def test_a_view_is_read_and_inserted_into(spark: SparkSession, client: rg.Client, url: str) -> None:
@@ -66,7 +67,7 @@ def test_a_path_is_the_stream_of_each_kind_of_query(
     stream = spark.readStream.format("readergroup").options(url=url, startingOffsets="earliest").load(STREAM)
     writer = stream.select("event").writeStream.format("readergroup").option("url", url).trigger(availableNow=True)
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start("shop/copied")
-    assert query.awaitTermination(100)
+    assert query.awaitTermination(PATIENCE_SECONDS)
     assert spark.read.format("readergroup").option("url", url).load("shop/copied").count() == 200
     with pytest.raises(AnalysisException, match="the path and the option 'stream' differ"):
         spark.read.format("readergroup").options(url=url, stream=STREAM).load("shop/copied")

@@ -17,7 +17,7 @@ from pyspark.sql.streaming import StreamingQuery
 import readergroup as rg
 from synchronizer import ManualClock, open_store
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
 Start = Callable[..., StreamingQuery]
 
@@ -42,7 +42,7 @@ def start(spark: SparkSession, url: str, tmp_path: Path) -> Start:
 
 
 def run(query: StreamingQuery) -> StreamingQuery:
-    assert query.awaitTermination(100)
+    assert query.awaitTermination(PATIENCE_SECONDS)
     return query
 
 
@@ -117,7 +117,7 @@ def test_a_query_that_lost_data_fails_unless_told_to_go_on(client: rg.Client, st
     write(client, range(200, 300))
     client.streams.truncate(STREAM, tail)
     with pytest.raises(StreamingQueryException, match="truncated before it was read; .*failOnDataLoss"):
-        start().awaitTermination(100)
+        start().awaitTermination(PATIENCE_SECONDS)
     run(start(failOnDataLoss="false"))
     assert recorded(tmp_path / "record") == [*range(100), *range(200, 300)]
 
