@@ -81,7 +81,7 @@ def test_a_transaction_within_another_of_the_segment_is_refused_and_spoils_nothi
                 database.store(connection, event)
                 for call in (
                     lambda event=event: sink.transaction(event).__enter__(),
-                    lambda: sink.reset(group, "head", timeout=5.0),
+                    lambda: sink.reset(group, "head", timeout=60),
                 ):
                     with pytest.raises(rg.InvalidArgumentError, match="this thread or task has entered"):
                         call()
@@ -94,7 +94,7 @@ def test_a_single_connection_is_not_lent_twice_to_one_thread(database_url: str, 
     with psycopg.connect(database_url) as connection:
         sink = SqlSink(connection)
         with one.reader() as reader, other.reader() as second:
-            events = [each.read(timeout=5.0) for each in (reader, second)]
+            events = [each.read(timeout=60) for each in (reader, second)]
             assert events[0] is not None and events[1] is not None
             with sink.transaction(events[0]):
                 with pytest.raises(rg.InvalidArgumentError, match="leave that one first"):
@@ -113,7 +113,7 @@ def test_transactions_of_two_groups_in_one_thread(database: ApplicationDatabase,
     def handle(event: rg.Event[bytes], connection: Any) -> None:
         if not database.is_sqlite:  # which has one writer
             with other.reader() as reader:
-                second = reader.read(timeout=5.0)
+                second = reader.read(timeout=60)
                 assert second is not None
                 with sink.transaction(second):
                     pass
@@ -129,7 +129,7 @@ def test_a_transaction_may_be_left_in_another_thread(database: ApplicationDataba
     group = client.groups.create("billing", streams=[STREAM])
     sink = SqlSink(partial(database.connect, check_same_thread=False) if database.is_sqlite else database.connect)
     with group.reader() as reader:
-        event = reader.read(timeout=5.0)
+        event = reader.read(timeout=60)
         assert event is not None
         transaction = sink.transaction(event)
         database.store(transaction.__enter__(), event)
