@@ -102,6 +102,8 @@ def _stores_of(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[objec
     elif mark := metafunc.definition.get_closest_marker("stores"):
         some = [store for store in possible if store not in ONLY_IF_NAMED]
         wanted = mark.args or some
+        if unknown := {*mark.kwargs} - {"round_robin"}:
+            raise pytest.UsageError(f"{metafunc.definition.nodeid}: stores has no {', '.join(unknown)}")
         if mark.kwargs.get("round_robin"):
             wanted, wide = _round_robin(metafunc, some)
     else:

@@ -19,7 +19,7 @@ from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, take
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(by_rank=True)
+pytestmark = pytest.mark.stores
 LONG = 20.0
 
 
