@@ -20,7 +20,8 @@ from synchronizer.testing import FailingStore
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 STREAM = "shop/orders"
-#: So many that each wait for a second, one after the other, take much longer than a busy machine adds to one second.
+#: How many wait for a second each. One after the other, they take much longer than one second and a pause of a busy
+#: machine.
 MANY = 40
 
 

@@ -14,8 +14,8 @@ _RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: Not seeded by a test: two processes must not draw the same ports.
 _CHANCE = random.SystemRandom()
 _given: set[int] = set()
-#: The ports are divided into so many parts. The processes of a run of several have one each, as long as they suffice:
-#: a server may take long to listen, or be stopped for a while, and meanwhile another process must not get its port.
+#: Each process of a run draws its ports from one of this many parts. So no other one takes the port of a server that
+#: does not listen yet, or was stopped for a while. From the sixteenth process on, two share a part.
 _PARTS = 16
 _NUMBER_OF_PROCESS = re.fullmatch(r"gw(\d+)", os.environ.get("PYTEST_XDIST_WORKER", ""))
 

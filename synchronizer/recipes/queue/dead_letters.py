@@ -21,9 +21,9 @@ from .frames import encode_frame, read_frames
 #: The space that a dead letter may take in addition to its event. The text of the error is cut to fit.
 ENVELOPE_BYTES: Final = 64 * 1024
 MAX_ERROR_LENGTH: Final = 10_000
-#: The attribute of the queue with the dead letters that were replayed or discarded.
 #: The segments of event queues are this, and the name.
 QUEUE_PREFIX: Final = "queue/"
+#: The attribute of the queue with the dead letters that were replayed or discarded.
 _DONE: Final = "dead-letters"
 _DONE_FORMAT: Final = 1
 #: How many spans of replayed or discarded letters are remembered. A value of an attribute is small in every store.

@@ -37,7 +37,7 @@ async def billing(client: aio.Client, count: int, *, segments: int = 2, seal: bo
 
 
 def pause(ended: int) -> float:
-    """How long a handler takes after so many others: not all 1000 end before a slow machine has stopped the pool."""
+    """How long a handler takes when so many have ended: from the 21st on so long that the pool stops before all end."""
     return 0.01 if ended < 20 else 0.5
 
 

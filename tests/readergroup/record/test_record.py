@@ -8,7 +8,6 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Iterator
 
 import pyarrow
 import pytest
@@ -36,15 +35,9 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore
 from synchronizer.testing.failing_store import Operation
-from tests.readergroup.processes_in_one import STREAM, World, a_world
+from tests.readergroup.processes_in_one import STREAM, World
 
 pytestmark = pytest.mark.stores(round_robin=True)
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
 
 
 @pytest.fixture

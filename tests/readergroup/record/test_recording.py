@@ -20,7 +20,7 @@ from readergroup.streams.config import number_of
 from synchronizer import InvalidArgumentError, NotFoundError, Revision
 from synchronizer.testing import Operation
 from tests.dying import Died
-from tests.readergroup.processes_in_one import STREAM, Process, World, a_world
+from tests.readergroup.processes_in_one import STREAM, Process, World
 
 pytestmark = pytest.mark.stores(round_robin=True)
 
@@ -57,12 +57,6 @@ def dying(process: Process, number: int, when: str) -> Iterator[Callable[[], boo
     with suppress(Died):
         yield at_operation(process, number, die, when)
     process.store.after = None
-
-
-@pytest.fixture
-def world(store_url: str) -> Iterator[World]:
-    with a_world(store_url) as world:
-        yield world
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def autoscale_in_a_process(url: str, pipe: Connection) -> None:
 def test_of_two_processes_the_other_takes_over_when_the_one_that_is_called_is_killed(
     client: rg.Client, group: rg.ReaderGroup, url: str
 ) -> None:
-    group.configure(reader_timeout_seconds=600)  # who is slow keeps the role
+    group.configure(reader_timeout_seconds=600)  # a slow process keeps the role
     pipes, processes = [], []
     write(client, STREAM, ["waiting"])
     try:

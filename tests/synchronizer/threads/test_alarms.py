@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -31,8 +32,12 @@ def test_calls_are_made_in_the_order_of_their_times_and_not_before(alarms: Alarm
     all_are_there = threading.Event()
     alarms.call_after(0.0, lambda: all_are_there.wait(PATIENCE_SECONDS) and None)
     due: list[float] = []
+
+    def note(place: int) -> None:
+        made.append((due[place], _clock.monotonic()))
+
     for place, seconds in enumerate((0.3, 0.2, 0.1, 0.4, 0.0)):
-        due.append(alarms.call_after(seconds, lambda place=place: made.append((due[place], _clock.monotonic()))))  # type: ignore[misc]
+        due.append(alarms.call_after(seconds, partial(note, place)))
     all_are_there.set()
     until(lambda: len(made) == len(due), "all calls")
     # Not always that of the seconds: a busy machine may pause between two of them.
